@@ -25,6 +25,7 @@ import hashlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.plain_file import open_plain
 from gateway.shared.notice import Notice
+from gateway.shared.threads import in_thread
 
 POLL = 0.25  # seconds between two looks
 SETTLE = 0.2  # seconds without a change before files are read, so that a write in several steps has ended
@@ -122,7 +124,7 @@ class WatchedFile:
         self._digest = ""
         self._bad: tuple[str, str] | None = None  # digest and error of the failure that was logged last
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._over = asyncio.Event()
+        self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._asked = 0  # number of requests to reload; only the loop counts it
         self._wake = threading.Event()
@@ -142,7 +144,8 @@ class WatchedFile:
         """Start the watch in the running loop. If `apply` raises, it must have changed nothing."""
         self._apply = apply
         self._loop = asyncio.get_running_loop()
-        self._spawn()
+        self._thread = threading.Thread(target=self._watch, args=(self._loop,), name="weir-watch", daemon=True)
+        self._thread.start()
 
     def ask(self) -> None:
         """Read the files now, changed or not. May be called by a signal handler."""
@@ -160,30 +163,26 @@ class WatchedFile:
 
     async def aclose(self) -> None:
         """Stop the watch within CLOSE_WITHIN. Nothing is applied afterwards."""
-        if self._loop is None:
+        if self._thread is None:
             return
         self._end.set()
         self._wake.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._over.wait(), CLOSE_WITHIN)
+            await in_thread(self._thread.join, within=CLOSE_WITHIN)
         self._answer(self._asked)
 
     # -- in the thread ------------------------------------------------------------------------------------------
 
-    def _spawn(self) -> None:
-        threading.Thread(target=self._watch, name="weir-watch", daemon=True).start()
-
-    def _watch(self) -> None:
-        try:
-            while not self._end.is_set():
-                self._wake.wait(self._poll)
-                self._wake.clear()
-                asked = self._asked
-                if asked != self._answered or self._again or self._files.changed():
-                    self._answered = asked
-                    self._tell(self._take, self._read_at_rest(), asked)
-        finally:
-            self._tell(self._ended)
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._end.is_set():
+            self._wake.wait(self._poll)
+            self._wake.clear()
+            asked = self._asked
+            if asked != self._answered or self._again or self._files.changed():
+                self._answered = asked
+                reading = self._read_at_rest()
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._take, reading, asked)
 
     def _read_at_rest(self) -> FileReading:
         """Read at once if nothing has changed since the last look, else once the files have settled."""
@@ -209,14 +208,12 @@ class WatchedFile:
             # A failure to read may pass without a change of any file.
             self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
             return FileReading(files.digest, error=_words(error))
+        except Exception:  # a bug: what it was is told, and the watch goes on
+            traceback.print_exc()
+            return FileReading(files.digest, error=UNFORESEEN)
         if files.empty(self._path):
             return FileReading(files.digest, error=f"{self._path}: the file is empty")
         return FileReading(files.digest, loaded)
-
-    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        assert self._loop is not None  # noqa: S101 # start() has set it
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(callback, *arguments)
 
     # -- in the loop --------------------------------------------------------------------------------------------
 
@@ -264,17 +261,6 @@ class WatchedFile:
             if number <= asked and not waiter.done():
                 waiter.set_result(None)
         self._waiters = [(number, waiter) for number, waiter in self._waiters if not waiter.done()]
-
-    def _ended(self) -> None:
-        """The thread has ended. If it was not stopped, `load` raised an unforeseen exception: report that, and start
-        again.
-        """
-        if self._end.is_set():
-            self._over.set()
-            return
-        self._failed("", UNFORESEEN)
-        self._answer(self._answered)
-        self._spawn()
 
 
 def _mark(path: Path) -> Mark:

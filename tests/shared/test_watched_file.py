@@ -468,7 +468,6 @@ def test_a_bug_in_applying_is_not_taken_for_success(path: Path) -> None:
     play(path, scene)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_in_loading_does_not_end_the_watch(path: Path) -> None:
     async def scene(watched: Watched) -> None:
         watched.bug = True
