@@ -21,8 +21,6 @@ from gateway.shared.vllm.kv_events import (
     BlockStored,
     EventsError,
     Hash,
-    RemovedArray,
-    StoredArray,
     events_from,
 )
 
@@ -84,14 +82,14 @@ class CacheAge:
             return
         self.problem = ""
         for event in events:
-            if isinstance(event, BlockRemoved | RemovedArray):
+            if isinstance(event, BlockRemoved):
                 self._removed(event)
-            elif isinstance(event, BlockStored | StoredArray):
+            elif isinstance(event, BlockStored):
                 self._store(event, now)
             else:
                 self._clear(now)
 
-    def _store(self, event: BlockStored | StoredArray, now: float) -> None:
+    def _store(self, event: BlockStored, now: float) -> None:
         if event.kv_cache_spec_kind not in KINDS or event.medium not in GPU:
             return
         if event.block_size > self._block_size:
@@ -108,7 +106,7 @@ class CacheAge:
             self._mask = mask = 2 * mask + 1
             self.stored = {key: at for key, at in stored.items() if not key & mask}
 
-    def _removed(self, event: BlockRemoved | RemovedArray) -> None:
+    def _removed(self, event: BlockRemoved) -> None:
         if event.medium not in GPU:
             return
         stored, group = self.stored, event.group_idx

@@ -55,31 +55,15 @@ class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True, gc=False):
     """The cache is empty: reset, or put to sleep."""
 
 
-class StoredArray(msgspec.Struct, tag="BlockStored", array_like=True, frozen=True, gc=False):
-    """BlockStored before vLLM 0.24: fields by position; later ones were appended."""
-
-    block_hashes: list[Hash]
-    parent_block_hash: msgspec.Raw
-    token_ids: msgspec.Raw
-    block_size: BlockSize
-    lora_id: msgspec.Raw = msgspec.Raw()
-    medium: str | None = None
-    lora_name: msgspec.Raw = msgspec.Raw()
-    extra_keys: msgspec.Raw = msgspec.Raw()
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class RemovedArray(msgspec.Struct, tag="BlockRemoved", array_like=True, frozen=True, gc=False):
-    """BlockRemoved before vLLM 0.24."""
-
-    block_hashes: list[Hash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, frozen=True, gc=False):
-    """AllBlocksCleared before vLLM 0.24."""
+# Fields of an event by position, as vLLM before 0.24 tells them; later ones were appended.
+POSITIONS = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+        *("extra_keys", "group_idx", "kv_cache_spec_kind"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -97,10 +81,7 @@ class BatchArray(msgspec.Struct, array_like=True, frozen=True, gc=False):
     events: list[msgspec.Raw]
 
 
-MapEvent = BlockStored | BlockRemoved | AllBlocksCleared
-ArrayEvent = StoredArray | RemovedArray | ClearedArray
-Event = MapEvent | ArrayEvent
-TYPES = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False):
@@ -109,18 +90,12 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
     type: str
 
 
-class KindArray(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The same by position."""
-
-    type: str
-
-
 _BATCH = msgspec.msgpack.Decoder(Batch)
 _BATCH_ARRAY = msgspec.msgpack.Decoder(BatchArray)
-_MAP: msgspec.msgpack.Decoder[MapEvent] = msgspec.msgpack.Decoder(MapEvent)
-_ARRAY: msgspec.msgpack.Decoder[ArrayEvent] = msgspec.msgpack.Decoder(ArrayEvent)
+_EVENT: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _KIND = msgspec.msgpack.Decoder(Kind)
-_KIND_ARRAY = msgspec.msgpack.Decoder(KindArray)
+_NAME = msgspec.msgpack.Decoder(str)
+_PARTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def events_from(payload: bytes) -> list[Event]:
@@ -131,18 +106,25 @@ def events_from(payload: bytes) -> list[Event]:
     try:
         batch = (_BATCH if _is_map(payload) else _BATCH_ARRAY).decode(payload)
         return [event for raw in batch.events if (event := _event(raw)) is not None]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise EventsError(f"events that cannot be read: {error}") from error
 
 
 def _event(raw: msgspec.Raw) -> Event | None:
+    told = raw if _is_map(raw) else _as_map(raw)
     try:
-        return _MAP.decode(raw) if _is_map(raw) else _ARRAY.decode(raw)
+        return _EVENT.decode(told)
     except msgspec.ValidationError:
-        kind = _KIND if _is_map(raw) else _KIND_ARRAY
-        if kind.decode(raw).type in TYPES:
+        if _KIND.decode(told).type in POSITIONS:
             raise
         return None
+
+
+def _as_map(raw: msgspec.Raw) -> bytes:
+    """An event whose fields are told by position, with their names."""
+    name, *values = _PARTS.decode(raw)
+    fields = zip(POSITIONS.get(_NAME.decode(name), ()), values, strict=False)
+    return msgspec.msgpack.encode({"type": name, **dict(fields)})
 
 
 def _is_map(data: bytes | msgspec.Raw) -> bool:

@@ -81,7 +81,7 @@ class Wire:
 def test_every_shape_is_read(events: list[Any], kinds: str) -> None:
     for batch in ([1.5, events, 0], [1.5, events], {"ts": 1.5, "events": events, "data_parallel_rank": 0}):
         found = events_from(encode(batch))
-        names = {"BlockStored": "s", "StoredArray": "s", "BlockRemoved": "r", "RemovedArray": "r"}
+        names = {"BlockStored": "s", "BlockRemoved": "r"}
         assert "".join(names.get(type(event).__name__, "c") for event in found) == kinds
 
 
