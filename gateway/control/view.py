@@ -20,7 +20,6 @@ from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Sidecar, awake
 from gateway.decider.dispatch import Dispatch
-from gateway.shared.protocol import GPUReport
 
 # The call for which predictions are made.
 PROMPT = 500  # tokens
@@ -63,7 +62,7 @@ def fleet_view(dispatch: Dispatch, now: float) -> dict[str, object]:
             for name in dispatch.policy.classes
         ],
         "running": dict(dispatch.running),  # calls that hold a grant, by class
-        "sidecars": [_sidecar(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
+        "sidecars": [sidecar_view(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
     }
 
 
@@ -79,12 +78,8 @@ def ready_in(sidecar: Sidecar, profile: str, now: float) -> float | None:
     return 0.0 if awake(sidecar.models[profile]) else None if outlook is None else outlook.ready_in
 
 
-def held_on(sidecar: Sidecar, gpu: GPUReport) -> dict[str, int]:
-    """Bytes of a GPU that are accounted to engines, by their profiles."""
-    return {each.profile: each.held for each in sidecar.report.models if each.held and gpu.index in each.gpus}
-
-
-def _sidecar(sidecar: Sidecar, now: float) -> dict[str, object]:
+def sidecar_view(sidecar: Sidecar, now: float) -> dict[str, object]:
+    """View of a sidecar; `now` in monotonic seconds."""
     report = sidecar.report
     engines = {member.profile: member.id for member in sidecar.members.values()}
     times = {profile: ready_in(sidecar, profile, now) for profile in sidecar.models}
@@ -99,7 +94,8 @@ def _sidecar(sidecar: Sidecar, now: float) -> dict[str, object]:
                 "total": gpu.total,
                 "used": gpu.used,
                 "free": gpu.free,
-                "held": held_on(sidecar, gpu),
+                # Bytes that are accounted to engines, by their profiles.
+                "held": {each.profile: each.held for each in report.models if each.held and gpu.index in each.gpus},
                 "refused": gpu.refused,  # why no engine is started there
             }
             for gpu in report.gpus

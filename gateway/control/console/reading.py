@@ -17,7 +17,7 @@ from gateway.control.console.headline import MINUTE, headline
 from gateway.control.console.remedy import ModelState
 from gateway.control.parts import ControlParts, Used
 from gateway.control.policy_view import HASH_SHOWN
-from gateway.control.view import ModelView, held_on, model_views, ready_in
+from gateway.control.view import ModelView, model_views, sidecar_view
 from gateway.core.admission.bucket import Bucket
 from gateway.core.engines.announcer import state_of
 from gateway.core.engines.breaker import BreakerState
@@ -35,40 +35,20 @@ OLD = 5.0  # seconds, at least
 
 
 def sidecar_entry(sidecar: Sidecar, now: float, began: Callable[[str, str], float | None]) -> Mapping[str, object]:
-    """Console entry of a sidecar, sizes in GiB. `began`: Unix seconds when a sidecar's profile entered its state."""
-    report = sidecar.report
-    engines = {member.profile: member.id for member in sidecar.members.values()}
-    times = {profile: ready_in(sidecar, profile, now) for profile in sidecar.models}
-    return {
-        "control": report.control,
-        "stale": sidecar.stale(now),
-        "gpus": [
-            {
-                "index": gpu.index,
-                "total": _gib(gpu.total),
-                "used": _gib(gpu.used),
-                "free": _gib(gpu.free),
-                "held": [[profile, _gib(held)] for profile, held in held_on(sidecar, gpu).items()],
-                "refused": gpu.refused,
-            }
-            for gpu in report.gpus
-        ],
-        "refused": sidecar.refused,
-        "models": [
-            {
-                "profile": profile,
-                "model": model.model,
-                "state": model.state,
-                "pending": model.pending,
-                "phase": model.phase,
-                "engine": engines.get(profile),
-                "began": began(report.sidecar, profile) if model.state == "starting" else None,
-                "ready_in": None if (seconds := times[profile]) is None else round(seconds),
-                "why": model.message or model.why or model.last_error,
-            }
-            for profile, model in sidecar.models.items()
-        ],
-    }
+    """Console entry of a sidecar: its view for /fleet, with sizes in GiB and times that stand still. `began`: Unix
+    seconds when a sidecar's profile entered its state."""
+    view: dict[str, Any] = sidecar_view(sidecar, now)
+    id = view.pop("id")
+    del view["heard_s"]
+    for gpu in view["gpus"]:
+        gpu.update({size: _gib(gpu[size]) for size in ("total", "used", "free")})
+        gpu["held"] = [[profile, _gib(held)] for profile, held in gpu["held"].items()]
+    for model in view["models"]:
+        ready_in, last_error = model.pop("ready_in_s"), model.pop("last_error")
+        model["ready_in"] = None if ready_in is None else round(ready_in)
+        model["began"] = began(id, model["profile"]) if model["state"] == "starting" else None
+        model["why"] = model["why"] or last_error
+    return view
 
 
 def _gib(size: int) -> float:
