@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,35 +19,28 @@ from gateway.shared.addresses import is_loopback
 Headers = Mapping[bytes, Sequence[bytes]]
 
 
-class Guard:
-    """Middleware. `refusal` gives the answer to a request that may not pass, None for one that may. `headers` are added
-    to every answer. No control port has websockets: their handshakes are refused."""
+class Guard(msgspec.Struct, frozen=True):
+    """Middleware. No control port has websockets: their handshakes are refused."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        refusal: Callable[[Scope, Headers], Response | None],
-        headers: Sequence[tuple[bytes, bytes]],
-    ) -> None:
-        self._app = app
-        self._refusal = refusal
-        self._headers = headers
+    app: ASGIApp
+    refusal: Callable[[Scope, Headers], Response | None]  # of a request that may not pass; None: the request may
+    headers: Sequence[tuple[bytes, bytes]]  # added to every answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
 
         async def hardened(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *self._headers]
+                message["headers"] = [*message.get("headers", ()), *self.headers]
             await send(message)
 
-        refusal = self._refusal(scope, _grouped(scope))
+        refusal = self.refusal(scope, _grouped(scope))
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif refusal is None:
-            await self._app(scope, receive, hardened)
+            await self.app(scope, receive, hardened)
         else:
             await refusal(scope, receive, hardened)
 
