@@ -12,7 +12,7 @@ its processes.
 - The folder is locked (flock), so that two gateways never count or work the same things. Of several processes the
   decider locks it, and relays open the file beside it. A gateway that is taken over shares it with its successor, for
   requests that it has begun. The file itself is open to readers, such as a backup by `sqlite3 weir.db .backup`.
-- SCHEMA is the list of the schema's versions. A new version is one more entry at its end; no entry ever changes.
+- The folder `schema` has a script for each of the schema's versions. A new version is one more; none ever changes.
 """
 
 from __future__ import annotations
@@ -38,74 +38,21 @@ P = ParamSpec("P")
 
 NAME = "weir.db"
 APPLICATION = 0x57454952  # "WEIR": the mark of such a file
+
+
+def _statements(file: Path) -> Iterator[str]:
+    """Yield the statements of a script."""
+    statement = ""
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+_SCRIPTS = sorted(Path(__file__).with_name("schema").glob("*.sql"), key=lambda file: int(file.stem))
 # Each entry makes a version of the schema from the one before it, in statements.
-SCHEMA: tuple[tuple[str, ...], ...] = (
-    (  # tokens that tenants have used by calendar window, gateway/serve/token_use.py
-        "CREATE TABLE token_use (tenant TEXT NOT NULL, span TEXT NOT NULL, start INTEGER NOT NULL, "
-        "tokens INTEGER NOT NULL, PRIMARY KEY (tenant, span, start)) STRICT, WITHOUT ROWID",
-    ),
-    (
-        # The Batch API, of gateway/batches/tables.py. Times are Unix seconds.
-        "CREATE TABLE files (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
-        "bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, filename TEXT NOT NULL, "
-        "purpose TEXT NOT NULL) STRICT",
-        "CREATE INDEX files_of_tenant ON files (tenant, row)",
-        "CREATE TABLE batches (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
-        "endpoint TEXT NOT NULL, input_file_id TEXT NOT NULL, status TEXT NOT NULL, created_at INTEGER NOT NULL, "
-        "expires_at INTEGER NOT NULL, keep_until INTEGER NOT NULL, times TEXT NOT NULL DEFAULT '{}', "
-        "total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, "
-        "output_file_id TEXT, error_file_id TEXT, errors BLOB, metadata BLOB) STRICT",
-        "CREATE INDEX batches_of_tenant ON batches (tenant, row)",
-        "CREATE INDEX batches_by_status ON batches (status)",
-        "CREATE TABLE batch_lines (batch INTEGER NOT NULL REFERENCES batches (row) ON DELETE CASCADE, "
-        "number INTEGER NOT NULL, custom_id TEXT NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL, "
-        "PRIMARY KEY (batch, number)) STRICT, WITHOUT ROWID",
-        "CREATE TABLE batch_results (batch INTEGER NOT NULL, number INTEGER NOT NULL, good INTEGER NOT NULL, "
-        "text BLOB NOT NULL, PRIMARY KEY (batch, number), "
-        "FOREIGN KEY (batch, number) REFERENCES batch_lines (batch, number) ON DELETE CASCADE) STRICT",
-    ),
-    (
-        # Results stand in files alone: a line is there until it has its result. `output_bytes`, `error_bytes`: of the
-        # files of a batch that is not over. `kept`: bytes that a batch counts as. Lines that had their results in the
-        # database are sent again.
-        "DROP TABLE batch_results",
-        "ALTER TABLE batches ADD COLUMN output_bytes INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE batches ADD COLUMN error_bytes INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE batches ADD COLUMN kept INTEGER NOT NULL DEFAULT 1024",
-        "UPDATE batches SET completed = 0, failed = 0, status = replace(status, 'finalizing', 'in_progress') "
-        "WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
-        # What each tenant has on the disk, kept by the triggers.
-        "CREATE TABLE kept (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL) STRICT, WITHOUT ROWID",
-        "INSERT INTO kept SELECT tenant, sum(size) FROM (SELECT tenant, max(bytes, 16384) AS size FROM files "
-        "UNION ALL SELECT tenant, kept FROM batches) GROUP BY tenant",
-        "CREATE TRIGGER file_comes AFTER INSERT ON files BEGIN "
-        "INSERT INTO kept VALUES (new.tenant, max(new.bytes, 16384)) "
-        "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes; END",
-        "CREATE TRIGGER file_goes AFTER DELETE ON files BEGIN "
-        "UPDATE kept SET bytes = bytes - max(old.bytes, 16384) WHERE tenant = old.tenant; END",
-        "CREATE TRIGGER batch_comes AFTER INSERT ON batches BEGIN "
-        "INSERT INTO kept VALUES (new.tenant, new.kept) "
-        "ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes; END",
-        "CREATE TRIGGER batch_changes AFTER UPDATE OF kept ON batches BEGIN "
-        "UPDATE kept SET bytes = bytes + new.kept - old.kept WHERE tenant = new.tenant; END",
-        "CREATE TRIGGER batch_goes AFTER DELETE ON batches BEGIN "
-        "UPDATE kept SET bytes = bytes - old.kept WHERE tenant = old.tenant; END",
-    ),
-    (  # money that calls to providers cost, in micro-units, gateway/serve/token_use.py
-        "CREATE TABLE money_use (provider TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, "
-        "span TEXT NOT NULL, start INTEGER NOT NULL, micro INTEGER NOT NULL, tokens INTEGER NOT NULL, "
-        "PRIMARY KEY (provider, tenant, model, span, start)) STRICT, WITHOUT ROWID",
-    ),
-    (  # places in lists of the last 10,000 files and batches that are gone, for clients that delete while they page
-        "CREATE TABLE gone (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
-        "row INTEGER NOT NULL) STRICT",
-        "CREATE TRIGGER file_gone AFTER DELETE ON files BEGIN "
-        "INSERT OR REPLACE INTO gone (id, tenant, row) VALUES (old.id, old.tenant, old.row); END",
-        "CREATE TRIGGER batch_gone AFTER DELETE ON batches BEGIN "
-        "INSERT OR REPLACE INTO gone (id, tenant, row) VALUES (old.id, old.tenant, old.row); END",
-        "CREATE TRIGGER gone_comes AFTER INSERT ON gone BEGIN DELETE FROM gone WHERE number <= new.number - 10000; END",
-    ),
-)
+SCHEMA = tuple(map(tuple[str, ...], map(_statements, _SCRIPTS)))
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
 LOOK = 0.05  # seconds between two tries for the folder's lock
 CLOSED_WITHIN = 10.0  # seconds for the calls before the end; a disk that hangs does not hold up the process
