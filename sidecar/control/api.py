@@ -36,6 +36,7 @@ from sidecar.control.metrics import Metrics
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.orders import Order, Refused
+from sidecar.residency.report import explained
 
 HEALTH = "/healthz"
 HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -162,7 +163,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
         """The plan for a model, in words. 409 for one that cannot be run, 404 for an unknown profile."""
         self._no_query(request)
         profile = self._profile(request)
-        text = self.manager.planner.explain(profile)
+        text = explained(self.manager.machine, profile)
         if self.manager.entries[profile].unusable:
             return error(409, "cannot_be_run", text)
         return _text(text + "\n")
@@ -183,7 +184,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
             if refused.retry_in is None:
                 return error(409, "cannot_be_done", str(refused))
             return error(503, "not_now", str(refused), {"retry-after": str(max(1, math.ceil(refused.retry_in)))})
-        if what in ("off", "on") and (why := await self.manager.wait_saved()):
+        if what in ("off", "on") and (why := await self.manager.machine.wait_saved()):
             return error(503, "not_kept", f"{profile} is {what}, and a restart would not know it: {why}")
         return Response(encode(Ensured(model=report)), media_type="application/json")
 

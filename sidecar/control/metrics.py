@@ -62,10 +62,10 @@ class Metrics(Collector):
         yield gauge("weir_sidecar_model_off", "1 while an operator has switched it off.", "profile", of=off)
 
     def _memory(self) -> Iterable[Metric]:
-        host, entries = self._manager.host, self._manager.entries
+        host, entries = self._manager.machine.host, self._manager.entries
         booked = {profile: host.held(profile) for profile in entries}
         residue = {profile: model.size.residue for profile, model in entries.items()}
-        blind = self._manager.steps.memory.blind
+        blind = self._manager.machine.blind
         kept = "What it keeps of each of its GPUs asleep, as known now."
         yield gauge("weir_sidecar_host_memory_limit_bytes", "What sleep at level 1 may fill.", of=host.bound)
         yield gauge("weir_sidecar_host_memory_bytes", "Host memory booked for sleep at level 1.", "profile", of=booked)
@@ -73,18 +73,20 @@ class Metrics(Collector):
         yield gauge("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.", of=blind)
 
     def _done(self) -> Iterable[Metric]:
-        steps, entries = self._manager.steps, self._manager.entries
+        entries = self._manager.entries
         done = "How often it got ready, slept, woke, stopped, failed; began as a copy, gave its place to another model."
         evicted = "How often it was put to sleep or stopped, and why: room for another, idle, an order, off."
         failed = "Starts that failed, by the kind that `sidecar diagnose` names; other: its output tells nothing."
-        claims = {profile: model.size.claim for profile, model in entries.items()}
-        counts, evictions = sorted(steps.counts.items()), sorted(steps.evictions.items())
-        failures = sorted(steps.start_failures.items())
+        claim = "What it claims of each of its GPUs while it is awake."
+        counts = {(name, event): n for name, model in entries.items() for event, n in sorted(model.counts.items())}
+        evictions = {(name, *why): n for name, model in entries.items() for why, n in sorted(model.evictions.items())}
+        failures = {(name, kind): n for name, model in entries.items() for kind, n in sorted(model.failed_starts.items())}
+        starts = {name: model.starts for name, model in entries.items()}
+        claims = {name: model.size.claim for name, model in entries.items()}
         yield counter("weir_sidecar_events", done, "profile", "event", of=counts)
         yield counter("weir_sidecar_evictions", evicted, "profile", "kind", "reason", of=evictions)
-        yield counter("weir_sidecar_starts", "Starts of its engine.", "profile", of=sorted(steps.starts.items()))
+        yield counter("weir_sidecar_starts", "Starts of its engine.", "profile", of=starts)
         yield counter("weir_sidecar_start_failures", failed, "profile", "kind", of=failures)
-        claim = "What it claims of each of its GPUs while it is awake."
         yield gauge("weir_sidecar_claim_bytes", claim, "profile", of=claims)
 
 

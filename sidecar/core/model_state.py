@@ -7,12 +7,14 @@ them as a Resident or a Target (placement.py). Bytes are per GPU, times are mono
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import MutableMapping
 from typing import Literal
 
 import msgspec
 
 from sidecar.core.copies import SLEEPS_AFTER
+from sidecar.core.engine_records import EngineFacts
 from sidecar.core.inventory import BACK, Size
 from sidecar.core.lifecycle import (
     DRAIN,
@@ -58,6 +60,10 @@ class ModelState:
         self.stopped_by_hand = False  # not to be started only because it is pinned
         self.preloads = profile.preload  # it is to be started by itself, if there is room
         self.not_preloaded = ""  # why there was no room, in words
+        self.last_lines: list[str] = []  # of the engine that has ended last
+        # How often: events by name, evictions by step and reason, starts, and those that failed by kind of diagnosis.
+        self.counts, self.failed_starts = Counter[str](), Counter[str]()
+        self.evictions, self.starts = Counter[tuple[str, str]](), 0
         self.renew(profile, now)
 
     def renew(self, profile: Profile, now: float) -> None:
@@ -86,6 +92,10 @@ class ModelState:
         self.taught = False  # it claims otherwise since its last start, which failed
         self.infeasible: Infeasible | None = None
         self.asked = False  # a person wants it though it has failed too often
+        self.facts = EngineFacts()  # of its engine, which is or was ready
+        self.grown: dict[int, int] = {}  # bytes by which the use of each GPU grew while its engine started
+        self.refused = "", ""  # settings that vLLM refused, and why
+        self.withdrawn: tuple[int, float] | None = None  # the last report before that, and when to wait no longer
         self.replaced = False  # the file has other settings for its engine, which has to end first
         self.leaving = False  # the file no longer has it
 
@@ -227,7 +237,7 @@ class ModelState:
 
     def gone(self) -> None:
         """Record that its engine has ended."""
-        self.gpus, self.level, self.first_residue, self.host_pinned = (), 0, 0, False
+        self.gpus, self.level, self.first_residue, self.host_pinned, self.grown = (), 0, 0, False, {}
 
     # -- for the plan ---------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class Reporter:
     async def withdraw(self, within: float) -> None:
         """All engines are about to end: have the gateways send them nothing more, and wait until what runs has ended,
         but `within` seconds at most."""
-        self._withdrawn = self._manager.demand.reports
+        self._withdrawn = self._manager.machine.demand.reports
         self._manager.changed.set()
         end = _now() + within
         while _now() < end and self._in_use():  # noqa: ASYNC110 # engines tell no event

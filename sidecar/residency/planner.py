@@ -12,162 +12,149 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.files.units import GIB
-from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import PlanSettings, Resident, Size, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.placement import as_resident, as_targets
 from sidecar.core.plan import Infeasible, Plan, plan
 from sidecar.core.sleep import POOL, Level, chosen_level, levels
-from sidecar.residency.engine_memory import EngineMemory
-from sidecar.residency.report import explained
-from sidecar.residency.shared import SharedState
+from sidecar.residency.engine_memory import unseen
+from sidecar.residency.machine import Machine
 
 Idle = Literal["", "copies", "all"]
 RETRY = 1.0  # seconds until what could not be had is planned once more
 
 
-class Planner:
-    """Planner for the shared models by the config in force. `hot`: see core.plan."""
+def decide(
+    machine: Machine,
+    model: ModelState,
+    now: float,
+    *,
+    since: float | None = None,
+    idle: Idle = "",
+    copy: bool = False,
+    there: Sequence[Resident] = (),
+) -> Plan | Infeasible:
+    """The plan to have a model run now; `since`: from when on it is taken to be wanted, where nobody wants it yet;
+    `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies; `there`: what `residents`
+    returned, where that is known."""
+    if machine.config.engine_of(model.name).device == "cpu":
+        wakes = model.lifecycle.state is SLEEPING
+        return Plan(start=None if wakes else model.name, wake=model.name if wakes else None)
+    settings = PlanSettings(host_memory=machine.host.room, hot=machine.hot, max_starvation=model.max_starvation)
+    since = now if since is None else since
+    residents_, devices = there or residents(machine, idle=idle), machine.monitor.devices()
+    totals = dict(machine.monitor.totals)
 
-    def __init__(self, shared: SharedState, config: SidecarConfig, memory: EngineMemory, hot: float) -> None:
-        self.config, self._memory, self._hot = config, memory, hot
-        self._models, self._demand, self._monitor = shared.models, shared.demand, shared.monitor
-        self.host, self._clock = shared.host, shared.clock
+    def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
+        found = [(total, plan(target, residents_, devices, now, settings)) for total, target in targets]
+        sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
+        return _best(sized, residents_, model.sizes)
 
-    def decide(
-        self,
-        model: ModelState,
-        now: float,
-        *,
-        since: float | None = None,
-        idle: Idle = "",
-        copy: bool = False,
-        there: Sequence[Resident] = (),
-    ) -> Plan | Infeasible:
-        """The plan to have it run now; `since`: from when on it is taken to be wanted, where nobody wants it
-        yet; `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies; `there`: what
-        `residents` returned, where that is known."""
-        if self.config.engine_of(model.name).device == "cpu":
-            wakes = model.lifecycle.state is SLEEPING
-            return Plan(start=None if wakes else model.name, wake=model.name if wakes else None)
-        settings = PlanSettings(host_memory=self.host.room, hot=self._hot, max_starvation=model.max_starvation)
-        since = now if since is None else since
-        residents, devices = there or self.residents(idle=idle), self._monitor.devices()
-        totals = dict(self._monitor.totals)
+    decision = best(as_targets(model, since, totals, copy=copy))
+    if isinstance(decision, Infeasible) and model.least_room and model.tries_again(now):
+        # Nothing more can be evicted for it: with what there is.
+        return best(as_targets(model, since, totals, room=False, copy=copy))
+    return decision
 
-        def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
-            found = [(total, plan(target, residents, devices, now, settings)) for total, target in targets]
-            sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
-            return _best(sized, residents, model.sizes)
 
-        decision = best(as_targets(model, since, totals, copy=copy))
-        if isinstance(decision, Infeasible) and model.least_room and model.tries_again(now):
-            # Nothing more can be evicted for it: with what there is.
-            return best(as_targets(model, since, totals, room=False, copy=copy))
-        return decision
-
-    def residents(self, *, idle: Idle = "") -> list[Resident]:
-        """Everything that holds memory or is about to. Calls that wait for one that serves already are about to reach
-        it. `idle`: as if all calls that are under way were over, or all of copies."""
-        now = self._clock()
-        found = [
-            as_resident(
-                model,
-                now,
-                self._demand.in_flight(model.name) + (self._demand.waiting(model.name) if model.serves() else 0),
-                self._memory.unseen(model),
-                self.host.held(model.name),
-            )
-            for model in self._models.values()
-            if model.gpus
-        ]
-        if not idle:
-            return found
-        return [msgspec.structs.replace(each, ref_count=0) if idle == "all" or each.copy else each for each in found]
-
-    def has_room(self, model: ModelState, decision: Plan) -> bool:
-        """Whether it can begin on its GPUs, with everybody else as they are now."""
-        wakes = model.lifecycle.state is SLEEPING and decision.wake is not None
-        need, own = (model.size.claim, model.size.residue) if wakes else (model.size.start_needs, 0)
-        others = [each for each in self.residents() if each.profile != model.name]
-        for device in self._monitor.devices():
-            here = [each for each in others if device.index in each.gpus]
-            free = device.free + own - sum(each.unseen for each in here)
-            if device.index in decision.gpus and need > min(free, device.total - sum(each.held for each in here)):
-                return False
-        return True
-
-    def sleep_level(self, model: ModelState) -> Level | None:
-        """Level to sleep at, 1 only while host memory has room for its weights; None: it is better stopped."""
-        fits = self.host.fits(model.name, model.size.host)
-        return chosen_level(model.sleep_levels(), host_fits=fits)
-
-    def better_stopped(self, model: ModelState) -> str:
-        """The reason why one that may sleep by its profile is stopped instead, in words; empty: it may sleep."""
-        if model.profile.sleeps is None or self.sleep_level(model) is not None:
-            return ""
-        name, size = model.name, model.size
-        if not levels(model.profile, model.slept, unified=model.unified):
-            return f"{name} has no level 2, and {POOL}"
-        if not model.sleep_levels():
-            return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
-        left = max(0, self.host.room - self.host.total + self.host.held(name)) / GIB
-        return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
-
-    def forecast(self, model: ModelState, now: float, there: Sequence[Resident] = ()) -> Plan | Infeasible | None:
-        """The plan for a model that is not on its way, were it wanted; None: it is, or runs. `there`: see `decide`.
-
-        Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that
-        is refused until it is wanted, and wanted by nobody since it is refused, would never come to be had.
-        """
-        if model.lifecycle.pending is not None or model.lifecycle.state in (RUNNING, STARTING) or not model.sized:
-            return None
-        there = there or self.residents()
-        decision = later = self.decide(model, now, there=there)
-        at, pause = now, 0.0
-        if isinstance(decision, Infeasible):
-            there = [each.after_all() for each in there]
-        while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= model.max_starvation:
-            at, pause = max(at + pause, later.retry_at), RETRY
-            later = self.decide(model, at, since=now, there=there)
-        if isinstance(later, Infeasible):
-            return decision
-        victims = [self._models[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
-        coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
-        return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=self.makes_room(later))
-
-    def copy_in(self, model: ModelState, now: float, there: Sequence[Resident] = ()) -> float | None:
-        """Seconds until it could serve as a copy, were it wanted as one now; None: it serves, is no copy, or has no
-        place that no warmer model would lose. `there`: see `decide`."""
-        if not model.copy or model.serves() or not model.sized:
-            return None
-        life = model.lifecycle
-        if life.pending is not None:
-            return model.ready_in(now, None) if life.pending in (START, WAKE) else None
-        if life.state in (STARTING, RUNNING):
-            return None
-        decision = self.decide(model, now, copy=True, there=there)
-        if isinstance(decision, Plan):
-            decision = msgspec.structs.replace(decision, makes_room=self.makes_room(decision))
-        return model.ready_in(now, decision)
-
-    def makes_room(self, decision: Plan) -> float:
-        """Seconds until its victims are gone, one after the other."""
-        sleep = sum(self._models[each.profile].sleep_seconds for each in decision.sleep)
-        return sleep + sum(self._models[name].stop_seconds for name in decision.stop)
-
-    def ready_in(self, model: ModelState) -> float | None:
-        """Seconds until it could serve, were it wanted now; None: it cannot be had."""
-        now = self._clock()
-        return model.ready_in(now, self.forecast(model, now))
-
-    def explain(self, profile: str) -> str:
-        """Explain a model's memory and the plan to run it now, for a person. Raises KeyError."""
-        model, now = self._models[profile], self._clock()
-        return explained(
-            model, self.residents(), self._monitor.devices(), self.decide(model, now) if model.sized else None
+def residents(machine: Machine, *, idle: Idle = "") -> list[Resident]:
+    """Everything that holds memory or is about to. Calls that wait for one that serves already are about to reach it.
+    `idle`: as if all calls that are under way were over, or all of copies."""
+    now, demand = machine.clock(), machine.demand
+    found = [
+        as_resident(
+            model,
+            now,
+            demand.in_flight(model.name) + (demand.waiting(model.name) if model.serves() else 0),
+            unseen(machine, model),
+            machine.host.held(model.name),
         )
+        for model in machine.models.values()
+        if model.gpus
+    ]
+    if not idle:
+        return found
+    return [msgspec.structs.replace(each, ref_count=0) if idle == "all" or each.copy else each for each in found]
+
+
+def has_room(machine: Machine, model: ModelState, decision: Plan) -> bool:
+    """Whether a model can begin on its GPUs as planned, with everybody else as they are now."""
+    wakes = model.lifecycle.state is SLEEPING and decision.wake is not None
+    need, own = (model.size.claim, model.size.residue) if wakes else (model.size.start_needs, 0)
+    others = [each for each in residents(machine) if each.profile != model.name]
+    for device in machine.monitor.devices():
+        here = [each for each in others if device.index in each.gpus]
+        free = device.free + own - sum(each.unseen for each in here)
+        if device.index in decision.gpus and need > min(free, device.total - sum(each.held for each in here)):
+            return False
+    return True
+
+
+def sleep_level(machine: Machine, model: ModelState) -> Level | None:
+    """Level to sleep at, 1 only while host memory has room for the weights; None: the model is better stopped."""
+    return chosen_level(model.sleep_levels(), host_fits=machine.host.fits(model.name, model.size.host))
+
+
+def better_stopped(machine: Machine, model: ModelState) -> str:
+    """The reason why a model that may sleep by its profile is stopped instead, in words; empty: it may sleep."""
+    if model.profile.sleeps is None or sleep_level(machine, model) is not None:
+        return ""
+    name, size, host = model.name, model.size, machine.host
+    if not levels(model.profile, model.slept, unified=model.unified):
+        return f"{name} has no level 2, and {POOL}"
+    if not model.sleep_levels():
+        return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
+    left = max(0, host.room - host.total + host.held(name)) / GIB
+    return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
+
+
+def forecast(
+    machine: Machine, model: ModelState, now: float, there: Sequence[Resident] = ()
+) -> Plan | Infeasible | None:
+    """The plan for a model that is not on its way, were it wanted; None: it is, or runs. `there`: see `decide`.
+
+    Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that is
+    refused until it is wanted, and wanted by nobody since it is refused, would never come to be had.
+    """
+    if model.lifecycle.pending is not None or model.lifecycle.state in (RUNNING, STARTING) or not model.sized:
+        return None
+    there = there or residents(machine)
+    decision = later = decide(machine, model, now, there=there)
+    at, pause = now, 0.0
+    if isinstance(decision, Infeasible):
+        there = [each.after_all() for each in there]
+    while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= model.max_starvation:
+        at, pause = max(at + pause, later.retry_at), RETRY
+        later = decide(machine, model, at, since=now, there=there)
+    if isinstance(later, Infeasible):
+        return decision
+    victims = [machine.models[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
+    coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
+    room = makes_room(machine, later)
+    return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=room)
+
+
+def copy_in(machine: Machine, model: ModelState, now: float, there: Sequence[Resident] = ()) -> float | None:
+    """Seconds until a model could serve as a copy, were it wanted as one now; None: it serves, is no copy, or has no
+    place that no warmer model would lose. `there`: see `decide`."""
+    life = model.lifecycle
+    if not model.copy or model.serves() or not model.sized:
+        return None
+    if life.pending is not None:
+        return model.ready_in(now, None) if life.pending in (START, WAKE) else None
+    if life.state in (STARTING, RUNNING):
+        return None
+    decision = decide(machine, model, now, copy=True, there=there)
+    if isinstance(decision, Plan):
+        decision = msgspec.structs.replace(decision, makes_room=makes_room(machine, decision))
+    return model.ready_in(now, decision)
+
+
+def makes_room(machine: Machine, decision: Plan) -> float:
+    """Seconds until the victims of a plan are gone, one after the other."""
+    sleep = sum(machine.models[each.profile].sleep_seconds for each in decision.sleep)
+    return sleep + sum(machine.models[name].stop_seconds for name in decision.stop)
 
 
 def _for_its_size(decision: Plan | Infeasible, total: int, totals: Mapping[int, int], now: float) -> Plan | Infeasible:

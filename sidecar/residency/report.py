@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from gateway.shared.fields import made_of
 from gateway.shared.files.units import GIB
 from gateway.shared.protocol import FAILED, NO_MEMORY, OFF, GPUReport, ModelReport
-from sidecar.core.engine_records import EngineFacts
 from sidecar.core.gpus import GPU
-from sidecar.core.inventory import Device, Resident
+from sidecar.core.inventory import Resident
 from sidecar.core.lifecycle import SLEEPING, State
 from sidecar.core.model_state import ModelState
 from sidecar.core.placement import as_resident
 from sidecar.core.plan import Infeasible, Plan
+from sidecar.residency import planner
+from sidecar.residency.machine import Machine
 
 WITHDRAWN = "draining"  # why a model cannot be had, beside what gateways tell apart
 LONGEST = 2000  # characters of a sentence, as the wire has it
@@ -27,30 +28,23 @@ def gpu_report(gpu: GPU, refused: str) -> GPUReport:
     return made_of(GPUReport, gpu, utilization=utilization, refused=refused[:LONGEST])
 
 
-def model_report(
-    model: ModelState,
-    served_name: str,
-    url: str,
-    facts: EngineFacts | None,
-    decision: Plan | Infeasible | None,
-    now: float,
-    *,
-    copy_in: float | None = None,
-) -> ModelReport:
-    """`decision`: what the plan would do with it now, None where it was not asked. `copy_in`: as in the report."""
-    life = model.lifecycle
+def model_report(machine: Machine, profile: str, there: Sequence[Resident] = ()) -> ModelReport:
+    """Report of a model as it is now. `there`: what holds memory, where that is known. Raises KeyError."""
+    model, now = machine.models[profile], machine.clock()
+    life, engine = model.lifecycle, machine.running.get(profile)
+    decision = planner.forecast(machine, model, now, there)
     ready_in = model.ready_in(now, decision)
     why, message, retry_in = "", "", None
     if ready_in is None:
         why, message, retry_in = _why(model, decision, now)
     return made_of(
         ModelReport,
-        facts or EngineFacts(),
+        model.facts,
         profile=model.name,
-        model=served_name,
+        model=model.served_name,
         state=State.ERROR.value if model.unusable else life.state.value,
         pending=life.pending.value if life.pending else None,
-        url=url,
+        url=engine.url if engine else "",
         ready_in=ready_in,
         why=why,
         message=message[:LONGEST],
@@ -60,7 +54,7 @@ def model_report(
         sleep_level=model.level if life.state is SLEEPING else 0,
         last_error=(model.unusable or life.last_error)[:LONGEST],
         copy=model.copy,
-        copy_in=copy_in,
+        copy_in=planner.copy_in(machine, model, now, there),
         aliases=model.profile.aliases,
         adapters=tuple(model.profile.adapters),
         gpus=model.gpus,
@@ -92,20 +86,21 @@ def _why(model: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     return NO_MEMORY, decision.why, retry_in
 
 
-def explained(
-    model: ModelState, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
-) -> str:
-    """Explanation of a plan: a model's memory, the GPUs' memory, and the steps to have it run now."""
+def explained(machine: Machine, profile: str) -> str:
+    """Explanation of a plan: a model's memory, the GPUs' memory, and the steps to have it run now. Raises KeyError."""
+    model = machine.models[profile]
     lines = [f"{model.name}: {model.lifecycle.state.value}"]
     if model.unusable:
         return "\n".join([*lines, f"cannot be run: {model.unusable}"])
     lines.append(f"needs {model.size.arithmetic}" if model.size.arithmetic else "needs no GPU")
-    for device in devices:
+    residents = planner.residents(machine)
+    for device in machine.monitor.devices():
         here = [r for r in residents if device.index in r.gpus]
         held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "no engine of this sidecar"
         quarantine = "; in quarantine" if device.quarantined else ""
         free = f"{device.free / GIB:.1f} of {device.total / GIB:.1f} GiB free"
         lines.append(f"GPU {device.index}: {free}{quarantine}; held by {held}")
+    decision = planner.decide(machine, model, machine.clock()) if model.sized else None
     return "\n".join([*lines, *_decided(model, decision)])
 
 

@@ -23,6 +23,7 @@ from sidecar.gpus.sampler import Sampler
 from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process.engine import VllmEngines
 from sidecar.relay.relay import Relay, RelayedEngine
+from sidecar.residency.machine import Machine
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.operator_log import say
@@ -39,15 +40,11 @@ def managed(
     gpus_from: Path | None,
 ) -> Manager:
     """The manager of this machine's engines, not opened yet. `known`: what the state file said."""
+    engines = engines_of(config, folder, gpus_from)
+    monitor = GpuMonitor(sampler.sample if on_gpu(config) else None, say)
+    bound = host_memory(config)
     return Manager(
-        config,
-        engines_of(config, folder, gpus_from),
-        GpuMonitor(sampler.sample if on_gpu(config) else None, say),
-        state,
-        known=known,
-        host_memory=host_memory(config),
-        clock=time.monotonic,
-        say=say,
+        Machine(config, engines, monitor, state, known=known, host_memory=bound, clock=time.monotonic, say=say)
     )
 
 
@@ -73,7 +70,7 @@ def relay_of(manager: Manager, token: str, leaving: Callable[[], bool]) -> Relay
     """The relay to a manager's engines, which does not listen yet. `token`: the order token."""
 
     def engine(profile: str) -> RelayedEngine | None:
-        found = manager.steps.running.get(profile)
+        found = manager.machine.running.get(profile)
         if found is None or profile not in manager.entries:
             return None
         return RelayedEngine(found.url, manager.entries[profile].lifecycle.state is RUNNING)

@@ -90,7 +90,7 @@ def test_a_model_that_is_off_and_leaves_is_not_to_be_switched_on() -> None:
             await asyncio.sleep(2.0)
             made.manager.orders.give("a", "off")
             made.reload(text(b=""))
-            told = made.manager.model("a")
+            told = made.report("a")
             assert (told.why, told.message) == ("draining", "the sidecar's file no longer has a")
             assert (await running).ending == "served"
 
@@ -153,14 +153,14 @@ def test_a_model_that_is_gone_takes_its_name_with_it_and_a_new_one_can_be_had() 
     async def scene() -> None:
         async with site(a="", b="") as made:
             await made.gateways[0].call("a", 0.1)
-            made.manager.steps.lines(made.entry("a"), 1)
+            made.manager.lines("a", 1)
             found = made.reload(text(b="", c=""))
             assert (found[NEW], found[GONE]) == (("c",), ("a",))
-            report = made.manager.model("a")
+            report = made.report("a")
             assert (report.ready_in, report.why, report.pending) == (None, "draining", "drain")
             await asyncio.sleep(10.0)
             assert sorted(made.gateways[0].models) == ["b", "c"]
-            assert not [key for key in made.manager.steps.counts if key[0] == "a"]
+            assert "a" not in made.manager.entries
             assert (await made.gateways[0].call("c", 0.1)).ending == "served"
             clean(made)
 
@@ -268,7 +268,7 @@ def test_more_models_than_a_report_holds_change_nothing() -> None:
             with pytest.raises(ValueError, match=r"there are 257, and a report holds 256$"):
                 made.reload(text(**many))
             assert list(made.manager.entries) == ["a", "b"]
-            assert made.manager.file.config.models.keys() == {"a", "b"}
+            assert made.manager.machine.config.models.keys() == {"a", "b"}
 
     vtime.run(scene())
 
@@ -306,7 +306,7 @@ async def changed_at_random(seed: int, files: int) -> None:
             assert answer.ending != "astray"
             assert (answer.ending, answer.how) != ("broken", "SIGTERM"), "a call was cut off"
         await asyncio.sleep(400.0)
-        assert {name: entry.profile for name, entry in made.manager.entries.items()} == made.manager.file.config.models
+        assert {name: entry.profile for name, entry in made.manager.entries.items()} == made.manager.machine.config.models
         assert not [entry for entry in made.manager.entries.values() if entry.replaced or entry.leaving]
         clean(made)
         made.machine.faults.fail_start = 0

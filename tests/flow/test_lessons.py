@@ -108,8 +108,8 @@ def test_a_context_that_does_not_fit_is_shortened_and_again_by_what_a_start_tell
 async def test_what_can_never_fit_is_not_tried_again_and_says_what_it_needs() -> None:
     async with Site(file("ab"), {"a": model(rest=23.0), "b": model()}, GPU) as made:
         refused = await made.gateways[0].call("a", 1.0)
-        assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
-        assert "needs" in made.manager.model("a").message
+        assert (refused.ending, made.report("a").why) == ("refused", "error")
+        assert "needs" in made.report("a").message
         tries = len(starts(made, "a"))
         assert tries <= 4
         for _ in range(5):
@@ -142,7 +142,7 @@ async def test_what_takes_more_beside_its_least_share_than_the_gpu_has_is_refuse
             await asyncio.sleep(FIRST_REST)
         tries = len(starts(made, "a"))
         assert tries <= 4
-        assert "GiB beside them" in made.manager.model("a").message
+        assert "GiB beside them" in made.report("a").message
         await asyncio.sleep(10 * FIRST_REST)
         assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
         assert len(starts(made, "a")) == tries
@@ -187,7 +187,7 @@ def test_a_start_that_is_refused_for_its_arguments_is_not_repeated_until_somebod
             await asyncio.sleep(2 * FIRST_REST)
             again = await made.gateways[0].call("a", 1.0)
             assert (refused.ending, again.ending, len(starts(made, "a"))) == ("refused", "refused", 1)
-            told = made.manager.model("a")
+            told = made.report("a")
             assert told.why == "error"
             assert told.message == f"vLLM refuses its arguments: {refusal}. {diagnosis([refusal]).advice}"
             made.machine.faults.refusal = ""
@@ -306,7 +306,7 @@ async def one_machine(seed: int) -> None:
     async with Site(file(names, len(totals)), models, *totals) as made:
         for name in names * 2:
             answer = await made.gateways[0].call(name, 1.0, 2000.0)
-            report = made.manager.model(name)
+            report = made.report(name)
             assert answer.ending == "served" or report.message, f"{name} {answer}: {made.state()}"
         await asyncio.sleep(2 * FIRST_REST)
         for name in names:

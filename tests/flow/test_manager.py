@@ -129,7 +129,7 @@ async def test_neither_the_busy_nor_the_pinned_makes_room() -> None:
         assert (await waiting).ending in ("served", "refused")
         await made.gateways[0].call("c", 1.0)
         assert made.state() == "a running, b sleeping, c running, d stopped"
-        a, b, _, d = (made.manager.model(name) for name in "abcd")
+        a, b, _, d = (made.report(name) for name in "abcd")
         assert (a.gpus, b.gpus, d.gpus) == ((0,), (0,), ())
         assert a.held > b.held > d.held == 0
 
@@ -227,7 +227,7 @@ async def test_a_small_gpu_beside_a_large_one_makes_no_model_unusable() -> None:
 async def test_one_that_fits_nowhere_says_so_of_the_largest_gpu() -> None:
     async with site("a", 2 * GIB, 8 * GIB) as made:
         assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
-        assert made.manager.model("a").message.endswith(f"the GPU has {8 * GIB}")
+        assert made.report("a").message.endswith(f"the GPU has {8 * GIB}")
 
 
 def share(weights: float, claim: float) -> Model:
@@ -278,7 +278,7 @@ async def test_a_model_that_cannot_be_run_harms_no_other() -> None:
     models = {"a": msgspec.structs.replace(MODEL, broken=broken), "b": MODEL}
     async with Site(file("ab"), models, GPU) as made:
         refused = await made.gateways[0].call("a", 1.0)
-        told = made.manager.model("a")
+        told = made.report("a")
         assert (refused.ending, told.why, told.last_error) == ("refused", "error", broken)
         assert told.message == "there is no folder or file a: correct model_path", "callers learn no folder of ours"
         await used(made, "b")
@@ -481,7 +481,7 @@ async def test_failed_starts_are_repeated_at_growing_intervals_and_given_up_afte
         starts = [at for at, _ in made.engines.starts]
         pauses = [later - earlier - START for earlier, later in pairwise(starts)]
         assert pauses == [pytest.approx(wait, abs=0.2) for wait in (10.0, 20.0, 40.0, 80.0)]
-        assert made.manager.model("a").why == "error"
+        assert made.report("a").why == "error"
         made.manager.orders.ensure("a")
         await made.until("a", "running")
 
@@ -491,10 +491,10 @@ async def test_a_call_starts_again_what_has_failed_too_often_once_it_has_rested(
     async with site("a") as made:
         made.machine.faults.fail_start = 5
         refused = await made.gateways[0].call("a", 1.0, 1000.0)
-        assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
+        assert (refused.ending, made.report("a").why) == ("refused", "error")
         assert refused.retry_after == pytest.approx(FIRST_REST, abs=5.0)
         assert len(made.engines.starts) == 5
-        assert "not tried for" in made.manager.model("a").message
+        assert "not tried for" in made.report("a").message
         await asyncio.sleep(refused.retry_after + 2.0)
         assert len(made.engines.starts) == 5, "nobody wants it"
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from sidecar.residency import sleep_steps
 from sidecar.residency.orders import Refused
 from sidecar.residency.state_file import SavedState
 from tests.flow.test_manager import site, used, virtual
@@ -62,7 +63,7 @@ async def test_off_while_it_starts_ends_the_start_at_any_moment() -> None:
             made.manager.orders.ensure("a")
             await asyncio.sleep(after)
             made.manager.orders.give("a", "off")
-            assert made.manager.model("a").ready_in is None
+            assert made.report("a").ready_in is None
             await made.until("a", "stopped", 3.0)
             await asyncio.sleep(60.0)
             assert made.state() == "a stopped"
@@ -122,11 +123,11 @@ async def test_what_is_switched_off_while_it_wakes_is_withdrawn_in_the_instant_i
         entry, served = made.entry("a"), []
 
         async def wake() -> None:
-            await made.manager._scheduler._operations._sleeps.wake(entry)
+            await sleep_steps.wake(made.manager.machine, entry)
             served.append(entry.serves())  # a report may be made now
 
         entry.lifecycle.step("wake", made.now)
-        made.manager.tasks.begin(["a"], entry.gpus, wake())
+        made.manager.machine.tasks.begin(["a"], entry.gpus, wake())
         entry.off = True
         await made.until("a", "stopped", 5.0)
         assert served == [False]
@@ -136,7 +137,7 @@ async def test_what_is_switched_off_while_it_wakes_is_withdrawn_in_the_instant_i
 async def test_one_that_was_left_running_and_is_off_is_never_offered_and_is_ended() -> None:
     async with site("a", sound=False) as made:
         await used(made, "a")
-        record = made.manager.steps.record(made.entry("a"))
+        record = made.manager.machine.record(made.entry("a"))
         assert record is not None
         await made._stop()
         made.manager = made._made(SavedState(engines={"a": record}, off=("a",)))
@@ -152,8 +153,8 @@ async def test_one_that_was_left_running_and_is_off_is_never_offered_and_is_ende
 async def test_evictions_are_counted_by_kind_and_reason_and_starts_by_profile() -> None:
     async with site("abc", b="sleep: null, stop_after: 60s") as made:
         await used(made, "a", "b", "c")
-        steps = made.manager.steps
-        assert steps.evictions == {("a", "sleep", "room"): 1}
+        models = made.manager.entries.values()
+        assert [each.evictions for each in models] == [{("sleep", "room"): 1}, {}, {}]
         await asyncio.sleep(90.0)
         made.manager.orders.give("c", "sleep")
         await made.until("c", "sleeping")
@@ -161,15 +162,13 @@ async def test_evictions_are_counted_by_kind_and_reason_and_starts_by_profile() 
         await made.until("c", "stopped")
         made.manager.orders.give("a", "off")
         await made.until("a", "stopped")
-        assert steps.evictions == {
-            ("a", "sleep", "room"): 1,
-            ("b", "stop", "idle"): 1,
-            ("c", "sleep", "order"): 1,
-            ("c", "stop", "order"): 1,
-            ("a", "stop", "off"): 1,
-        }
-        assert steps.starts == {"a": 1, "b": 1, "c": 1}
+        assert [each.evictions for each in models] == [
+            {("sleep", "room"): 1, ("stop", "off"): 1},
+            {("stop", "idle"): 1},
+            {("sleep", "order"): 1, ("stop", "order"): 1},
+        ]
+        assert [each.starts for each in models] == [1, 1, 1]
         made.machine.faults.fail_start = 1
         made.manager.orders.ensure("b")
         await made.until("b", "running")
-        assert (steps.starts["b"], steps.start_failures.total()) == (3, 1)
+        assert (made.entry("b").starts, made.entry("b").failed_starts.total()) == (3, 1)

@@ -19,6 +19,7 @@ from sidecar.core.inventory import Size
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError
 from sidecar.process.readiness import LOOK_EVERY, ready
+from sidecar.residency import engine_memory
 
 LARGE, SMALL = Model(weights=6 * GIB, claim=20 * GIB), Model(weights=6 * GIB, claim=20 * GIB)
 GPUS = (24 * GIB, 24 * GIB)
@@ -86,7 +87,7 @@ def test_a_model_that_comes_with_its_start_is_started_anew_with_what_it_needs(le
                 return msgspec.structs.replace(found, claim=guess, start_needs=guess, guessed=True)
 
             made.engines.size = size  # type: ignore[method-assign] # as if its files were not here
-            await made.manager.steps.sizes.size(made.entry("a"))
+            await engine_memory.size(made.manager.machine, made.entry("a"))
             call = asyncio.ensure_future(made.gateways[0].call("a", 1.0, 1000.0))
             await asyncio.sleep(8.0)
             here[0] = True

@@ -43,7 +43,7 @@ async def test_nothing_starts_where_another_has_taken_the_room_that_was_made() -
         made.engines.all["a"].process.add_done_callback(lambda _: others())
         assert (await made.gateways[0].call("b", 1.0, 200.0)).ending == "refused"
         assert [name for _, name in made.engines.starts] == ["a"]
-        assert made.manager.model("b").why == "no_memory"
+        assert made.report("b").why == "no_memory"
         assert made.machine.crowded == []
         made.machine.others_take(OTHERS, 0, 0)
         await asyncio.sleep(2.0)
@@ -103,7 +103,7 @@ async def test_a_quarantine_that_nothing_ends_is_over_after_a_while() -> None:
         made.machine.faults.kept = 3600.0
         made.manager.orders.give("a", "stop")
         await made.until("a", "stopped")
-        assert [each.index for each in made.manager.monitor.devices() if each.quarantined] == [0]
+        assert [each.index for each in made.manager.machine.monitor.devices() if each.quarantined] == [0]
         made.machine.faults.kept = 0.0
         assert (await made.gateways[0].call("b", 1.0, 60.0)).ending == "refused"
         await asyncio.sleep(QUARANTINE + 2.0)

@@ -10,7 +10,7 @@ import __future__
 import inspect
 import textwrap
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gateway.core.admission.admission import AdmissionControl
@@ -26,7 +26,7 @@ from gateway.relay.pipeline import Pipeline
 class Mutant(NamedTuple):
     """`owner.name` with `new` in place of `old`."""
 
-    owner: type
+    owner: type | ModuleType
     name: str
     old: str
     new: str

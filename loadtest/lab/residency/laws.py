@@ -115,7 +115,7 @@ async def had(site: Site, machine: RandomMachine, name: str, within: float) -> l
         if site.entry(name).unusable and machine.too_large(name):
             return []
         await asyncio.sleep(max(5.0, answer.retry_after))
-    why = site.manager.model(name).message
+    why = site.report(name).message
     return [f"no call has {name} within {within:g} s ({why}): {site.state()}"]
 
 

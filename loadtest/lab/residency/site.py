@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from loadtest.lab.residency.callers import ModelCallers
 from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model, ResidentEngines
+from gateway.shared.protocol import ModelReport
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import ERROR, RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.reload import Changes
 from sidecar.gpus.monitor import GpuMonitor
-from sidecar.residency.manager import HOT, Manager
+from sidecar.residency import machine as managed
+from sidecar.residency.manager import Manager
+from sidecar.residency.report import model_report
 from sidecar.residency.sleep_steps import UNSURE
 from sidecar.residency.state_file import SavedState
 
@@ -41,7 +44,7 @@ class Site:
         *totals: int,
         gateways: int = 1,
         host_memory: int = 1 << 50,
-        hot: float = HOT,
+        hot: float = managed.HOT,
         look_every: float = LOOK_EVERY,
         listing: Listing = "own",
         unified: bool = False,
@@ -71,6 +74,9 @@ class Site:
     def entry(self, name: str) -> ModelState:
         return self.manager.entries[name]
 
+    def report(self, name: str) -> ModelReport:
+        return model_report(self.manager.machine, name)
+
     def state(self) -> str:
         """Return the states of all models in one line: `a running, b sleeping/wake`."""
         lives = {name: entry.lifecycle for name, entry in self.manager.entries.items()}
@@ -85,16 +91,11 @@ class Site:
         self.sleeps = known.sleeps
         config = decode(self.text.encode())
         self.engines.apply(config)
+        monitor, room, hot = GpuMonitor(self.machine.sample, self.say), self._host_memory, self._hot
         return Manager(
-            config,
-            self.engines,
-            GpuMonitor(self.machine.sample, self.say),
-            None,
-            known=known,
-            host_memory=self._host_memory,
-            clock=loop.time,
-            say=self.say,
-            hot=self._hot,
+            managed.Machine(
+                config, self.engines, monitor, None, known=known, host_memory=room, hot=hot, clock=loop.time, say=self.say
+            )
         )
 
     async def __aenter__(self) -> Site:
@@ -134,7 +135,7 @@ class Site:
         had no time to let go of anything."""
         manager, self.text = self.manager, self.text if text is None else text
         await self._stop()
-        records = {name: manager.steps.record(entry) for name, entry in manager.entries.items()}
+        records = {name: manager.machine.record(entry) for name, entry in manager.entries.items()}
         if not killed:
             await manager.close(end_engines=False)
         times = {name: entry.times.seen for name, entry in manager.entries.items()}
@@ -171,13 +172,13 @@ class Site:
             for gpu, (held, total) in enumerate(zip(self._promised(), self.machine.totals, strict=True)):
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
-            host = self.manager.host
+            host = self.manager.machine.host
             leaving = [name for name, entry in self.manager.entries.items() if entry.lifecycle.pending is STOP]
             if host.total - sum(map(host.held, leaving)) > host.bound:
                 self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
             for name, entry in self.manager.entries.items():
                 waits = entry.off or entry.replaced  # for calls to end
-                if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
+                if entry.lifecycle.pending is not None and not waits and name not in self.manager.machine.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             for name, engine in self.engines.all.items():
                 if (
@@ -190,7 +191,7 @@ class Site:
     def _promised(self) -> list[int]:
         """Bytes of each GPU that engines have, by the ledger; of one that takes what nobody foresaw, what it really
         holds once it serves."""
-        running, models = self.manager.steps.running, self.engines.models
+        running, models = self.manager.machine.running, self.engines.models
         held = [0] * len(self.machine.totals)
         for name, entry in self.manager.entries.items():
             if not entry.gpus or name not in running:
@@ -206,24 +207,24 @@ class Site:
 
     def left_over(self) -> list[str]:
         """Find what should not be there once nobody does anything: memory of nobody, engines nobody knows, calls."""
-        operations = self.manager.steps
+        engines = self.manager.machine.running
         found = list(self.wrong)
-        running = {operations.running[name].url: name for name in operations.running}
+        running = {engine.url: name for name, engine in engines.items()}
         owners = {int(url.rpartition(":")[2]): name for url, name in running.items()}
         for pid, held in self.machine.held.items():
             life = self.entry(owners[pid]).lifecycle if pid in owners else None
             if life is None or life.state not in (RUNNING, SLEEPING):
                 found.append(f"{sum(held.values()) / GIB:.1f} GiB are held by engine {pid}: {self.state()}")
         for name, entry in self.manager.entries.items():
-            host = self.manager.host
-            if host.held(name) != (host.taken(name) if name in operations.running else 0):
+            host = self.manager.machine.host
+            if host.held(name) != (host.taken(name) if name in engines else 0):
                 found.append(f"{name} has {host.held(name)} bytes of host memory booked")
             if entry.lifecycle.pending is not None:
                 found.append(f"{name} has a {entry.lifecycle.pending.value} pending")
             holds = sum(self.machine.held.get(_pid(self.engines, name), {}).values())
             foreseen = entry.size.residue if entry.level else entry.size.claim if entry.gpus else 0
             if (
-                name in operations.running
+                name in engines
                 and not self.engines.models[name].true
                 and holds != foreseen * len(entry.gpus)
             ):
@@ -248,8 +249,7 @@ def file(names: Sequence[str], gpus: int = 1, **fields: str) -> str:
 
 def counted(site: Site, event: str) -> Counter[str]:
     """Count this event of each model: ready, woken, slept, stopped, failed, out_of_memory."""
-    counts = site.manager.steps.counts
-    return Counter({name: count for (name, each), count in counts.items() if each == event})
+    return Counter({name: entry.counts[event] for name, entry in site.manager.entries.items() if entry.counts[event]})
 
 
 def _longest_step(entry: ModelState) -> float:

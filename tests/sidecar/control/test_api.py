@@ -130,10 +130,10 @@ def test_no_metric_is_there_twice(tmp_path: Path) -> None:
     """Two profiles of one model; a scrape with a series twice is refused whole by Prometheus."""
 
     async def scene(door: Door) -> None:
-        steps = door.manager.steps
-        steps.evictions["a", "sleep", "room"] += 2
-        steps.starts["a"] += 3
-        steps.start_failures["a", "oom"] += 1
+        model = door.manager.entries["a"]
+        model.evictions["sleep", "room"] += 2
+        model.starts += 3
+        model.failed_starts["oom"] += 1
         door.manager.orders.give("b", "off")
         lines = [line for line in (await door.ask("GET", "/metrics")).text.splitlines() if line[0] != "#"]
         series = [line.rpartition(" ")[0] for line in lines]
@@ -146,7 +146,7 @@ def test_no_metric_is_there_twice(tmp_path: Path) -> None:
         assert 'weir_sidecar_claim_bytes{profile="a"} 3.4359738368e+10' in lines
         assert 'weir_sidecar_host_memory_bytes{profile="a"} 0.0' in lines
         (limit,) = (line for line in lines if line.startswith("weir_sidecar_host_memory_limit_bytes "))
-        assert float(limit.split()[1]) == door.manager.host.bound
+        assert float(limit.split()[1]) == door.manager.machine.host.bound
         assert 'weir_sidecar_residue_bytes{profile="a"} 1.073741824e+09' in lines
         assert "weir_sidecar_gpu_processes_hidden 0.0" in lines
 

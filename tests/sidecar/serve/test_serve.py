@@ -15,6 +15,7 @@ import pytest
 
 from loadtest.processes import Child, until
 from sidecar.cli import main
+from sidecar.residency.report import explained
 from tests.sidecar.parts import opened
 from tests.sidecar.served import Box, box
 
@@ -114,7 +115,7 @@ def test_gpus_are_left_alone_where_no_model_needs_one(tmp_path: Path) -> None:
         models = "models: {a: {model_path: /m/a, engine: {simulated: h100-8b, device: cpu}}}"
         async with opened(tmp_path, models) as manager:
             assert manager.gpus() == ()
-            assert manager.planner.explain("a").splitlines()[-1].startswith("1. start a")
+            assert explained(manager.machine, "a").splitlines()[-1].startswith("1. start a")
 
     asyncio.run(main())
 

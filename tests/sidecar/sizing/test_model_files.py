@@ -20,7 +20,7 @@ from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.process.engine import VllmEngines
-from sidecar.residency.engine_sizes import current
+from sidecar.residency.engine_memory import current
 from sidecar.sizing.memory import RESIDUE
 from sidecar.sizing.model_config import Quantization
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, cache_folder, read_model
