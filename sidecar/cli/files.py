@@ -15,8 +15,7 @@ from gateway.shared.certificate import authorities_in
 from gateway.shared.command_line import Impossible, Mistake, token_of
 from gateway.shared.files.checked import UNREAD
 from gateway.shared.files.plain_file import open_plain
-from sidecar.control.client import ControlClient, NoSidecar, Rejected
-from sidecar.control.tokens import Tokens
+from sidecar.control.client import ControlClient, NoSidecar, Rejected, Tokens
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
 from sidecar.ray import pool
 from sidecar.residency.state_file import StateFile

@@ -14,8 +14,7 @@ import msgspec
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.config import SidecarConfig
 from sidecar.core.sleep import POOL
-from sidecar.sizing.claim import cuda_total
-from sidecar.sizing.context import context_words
+from sidecar.sizing.claim import context_words, cuda_total
 from sidecar.sizing.estimate import Sizing
 from sidecar.sizing.memory import gib
 from sidecar.sizing.model_fields import ModelError

@@ -19,10 +19,9 @@ from sidecar.core.inventory import Size
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import POOL, Level, chosen_level, levels
 from sidecar.core.step_times import StepTimes
-from sidecar.sizing.claim import UNIFIED_MOST
-from sidecar.sizing.context import context_words
+from sidecar.sizing.claim import UNIFIED_MOST, context_words
 from sidecar.sizing.estimate import Estimate, Sizing
-from sidecar.sizing.host_pools import host_pool_bytes
+from sidecar.sizing.extras import host_pool_bytes
 from sidecar.sizing.memory import gib
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import NotKnown

@@ -18,7 +18,7 @@ import msgspec
 from gateway.shared.command_line import Impossible, Parser, added
 from gateway.shared.formatting import columns, shown
 from sidecar.cli.files import pool_of, tokens_of
-from sidecar.control.tokens import Tokens
+from sidecar.control.client import Tokens
 from sidecar.core.config import warnings
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig

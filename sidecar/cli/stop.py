@@ -17,10 +17,9 @@ from sidecar.control.api import Stopping
 from sidecar.control.client import NoSidecar, Rejected
 from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.process.engine import VllmEngines
-from sidecar.residency.state_file import Locked
+from sidecar.residency.state_file import Locked, own_state
 from sidecar.serve.assembly import engines_of
 from sidecar.serve.operator_log import say
-from sidecar.serve.state_origin import own_state
 
 STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines
 POLL = 0.05  # seconds between two looks whether it has

@@ -115,7 +115,6 @@ def control_app(api: Api, token: str | None) -> Starlette:
             # :path, so that a model's name with a slash finds out that it is no profile.
             Route("/models/{profile:path}/logs", api.logs),
             Route("/models/{profile:path}/plan", api.plan),
-            Route("/models/{profile:path}/ensure", api.ensure, methods=["POST"]),
             *(
                 Route(f"/models/{{profile:path}}/{order}", partial(api.order, order), methods=["POST"], name=order)
                 for order in get_args(Order)
@@ -170,13 +169,9 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     # -- orders -------------------------------------------------------------------------------------------------
 
-    async def ensure(self, request: Request) -> Response:
-        """The model's report. Where it cannot be had the report says why, and that is no error."""
-        profile = await self._ordered(request)
-        return Response(encode(Ensured(model=self.manager.orders.ensure(profile))), media_type="application/json")
-
     async def order(self, what: Order, request: Request) -> Response:
-        """The model after the order. 409 for one that cannot be obeyed, 503 with Retry-After for one too early."""
+        """The model after the order. 409 for an order that cannot be obeyed, 503 with Retry-After for one too early.
+        Where `ensure` cannot have the model, its report says why, and that is no error."""
         profile = await self._ordered(request)
         try:
             report = self.manager.orders.give(profile, what)

@@ -1,4 +1,4 @@
-"""Client of the control API of the sidecar on this machine: for the commands beside `sidecar serve`."""
+"""Client of the control API of the sidecar on this machine, for the commands beside `sidecar serve`; tokens."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ class Rejected(Exception):
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """`report`: what a sidecar shows gateways. `order`: what its control API and its relay want to be shown; the same
+    where the file names one token alone. None: no token."""
+
+    report: str | None = None
+    order: str | None = None
 
 
 class _Error(msgspec.Struct):

@@ -62,27 +62,26 @@ class Metrics(Collector):
         yield gauge("weir_sidecar_model_off", "1 while an operator has switched it off.", "profile", of=off)
 
     def _memory(self) -> Iterable[Metric]:
-        host, entries = self._manager.machine.host, self._manager.entries
-        booked = {profile: host.held(profile) for profile in entries}
+        machine, entries = self._manager.machine, self._manager.entries
+        booked = {profile: model.host_held for profile, model in entries.items()}
         residue = {profile: model.size.residue for profile, model in entries.items()}
-        blind = self._manager.machine.blind
         kept = "What it keeps of each of its GPUs asleep, as known now."
-        yield gauge("weir_sidecar_host_memory_limit_bytes", "What sleep at level 1 may fill.", of=host.bound)
+        yield gauge("weir_sidecar_host_memory_limit_bytes", "What sleep at level 1 may fill.", of=machine.host_bound)
         yield gauge("weir_sidecar_host_memory_bytes", "Host memory booked for sleep at level 1.", "profile", of=booked)
         yield gauge("weir_sidecar_residue_bytes", kept, "profile", of=residue)
-        yield gauge("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.", of=blind)
+        yield gauge("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.", of=machine.blind)
 
     def _done(self) -> Iterable[Metric]:
-        entries = self._manager.entries
         done = "How often it got ready, slept, woke, stopped, failed; began as a copy, gave its place to another model."
         evicted = "How often it was put to sleep or stopped, and why: room for another, idle, an order, off."
         failed = "Starts that failed, by the kind that `sidecar diagnose` names; other: its output tells nothing."
         claim = "What it claims of each of its GPUs while it is awake."
-        counts = {(name, event): n for name, model in entries.items() for event, n in sorted(model.counts.items())}
-        evictions = {(name, *why): n for name, model in entries.items() for why, n in sorted(model.evictions.items())}
-        failures = {(name, kind): n for name, model in entries.items() for kind, n in sorted(model.failed_starts.items())}
-        starts = {name: model.starts for name, model in entries.items()}
-        claims = {name: model.size.claim for name, model in entries.items()}
+        models = self._manager.entries.items()
+        counts = {(name, event): n for name, model in models for event, n in sorted(model.counts.items())}
+        evictions = {(name, *why): n for name, model in models for why, n in sorted(model.evictions.items())}
+        failures = {(name, kind): n for name, model in models for kind, n in sorted(model.failed_starts.items())}
+        starts = {name: model.starts for name, model in models}
+        claims = {name: model.size.claim for name, model in models}
         yield counter("weir_sidecar_events", done, "profile", "event", of=counts)
         yield counter("weir_sidecar_evictions", evicted, "profile", "kind", "reason", of=evictions)
         yield counter("weir_sidecar_starts", "Starts of its engine.", "profile", of=starts)

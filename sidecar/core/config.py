@@ -324,27 +324,18 @@ def _name_faults(served: dict[str, tuple[str, Profile]]) -> Iterator[Fault]:
     meanings: Meanings = {model: (("model", model), profile) for profile, (model, _) in reversed(served.items())}
     for name, (model, profile) in served.items():
         at = ("models", name)
-        yield from readable(_aliases(name, model, profile, at, meanings), _adapters(name, model, profile, at, meanings))
+        yield from readable(*(_others(at, field, model, profile, meanings) for field in ("aliases", "adapters")))
 
 
-def _aliases(name: str, model: str, profile: Profile, at: Path, meanings: Meanings) -> Iterator[Fault]:
-    yield from _at_most(len(profile.aliases), (*at, "aliases"))
-    for index, alias in enumerate(profile.aliases):
-        yield from _has_meaning(alias, ("alias", model), name, (*at, "aliases", index), meanings)
-
-
-def _adapters(name: str, model: str, profile: Profile, at: Path, meanings: Meanings) -> Iterator[Fault]:
-    yield from _at_most(len(profile.adapters), (*at, "adapters"))
-    for adapter, path in profile.adapters.items():
-        yield from _has_meaning(adapter, ("adapter", model, path), name, (*at, "adapters", adapter), meanings)
-
-
-def _at_most(found: int, at: Path) -> Iterator[Fault]:
-    if found > MOST_NAMES:
-        yield Fault(at, f"{found} names", f"at most {MOST_NAMES}: as many as a report to a gateway holds")
-
-
-def _has_meaning(given: str, meaning: Hashable, profile: str, at: Path, meanings: Meanings) -> Iterator[Fault]:
-    known, first = meanings.setdefault(given, (meaning, profile))
-    if known != meaning:
-        yield Fault(at, f"the name {shortened(given)}", f"a name that is not one of models.{first} already")
+def _others(at: Path, field: str, model: str, profile: Profile, meanings: Meanings) -> Iterator[Fault]:
+    """Mistakes of the other names in a field of the profile at `at`."""
+    names = profile.aliases if field == "aliases" else profile.adapters
+    if len(names) > MOST_NAMES:
+        expected = f"at most {MOST_NAMES}: as many as a report to a gateway holds"
+        yield Fault((*at, field), f"{len(names)} names", expected)
+    for index, name in enumerate(names):
+        meaning = ("alias", model) if field == "aliases" else ("adapter", model, profile.adapters[name])
+        known, first = meanings.setdefault(name, (meaning, str(at[-1])))
+        if known != meaning:
+            expected = f"a name that is not one of models.{first} already"
+            yield Fault((*at, field, index if field == "aliases" else name), f"the name {shortened(name)}", expected)

@@ -59,7 +59,7 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
 class GPUs(Protocol):
     """The GPUs of this machine that the sidecar may use: real ones, or a folder that simulates them.
 
-    One caller at a time. `snapshot` blocks for as long as the driver does. `sidecar.gpus.sampler` sees to both.
+    One caller at a time. `snapshot` blocks for as long as the driver does. `sidecar.gpus.monitor` sees to both.
     """
 
     @property

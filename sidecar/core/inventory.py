@@ -1,6 +1,16 @@
-"""Inputs of the plan: the machine's GPUs, the residents of their memory, the target that wants some, and the settings.
+"""Inputs of the plan, beside the machine's GPUs: residents of their memory, the target that wants some, the settings.
 
 Bytes are per GPU unless a field says otherwise. Times are monotonic seconds.
+
+A copy is an engine of a model beside another one that serves it. Gateways say which profiles are copies, since the
+other engine may be another machine's. A copy takes the place of an idle model only if that is colder. The copy's model
+has calls that wait, so it was used just now; what counts is how dear the place is to the other. It is spared for SPARED
+seconds and the time to have it back after its last use, and as long as its last uses came more often than that on
+average. So a place changes hands at most once in that time, and the time lost by moving is less than the time it was
+idle (as in ski rental). `max_starvation` means nothing to a copy, and engines of its own model never make way for it.
+
+A model that no engine serves is worth more than a copy: after STAYS seconds awake the copy is drained for it, calls or
+not. A copy that has idled for SLEEPS_AFTER goes to sleep whatever its profile says of idleness.
 """
 
 from __future__ import annotations
@@ -15,15 +25,9 @@ from sidecar.core.sleep import Level, MeasuredSleep
 
 LEAST_RELOAD = 0.1  # seconds; whatever says it is back sooner has been measured badly
 BACK = 3  # uses that are remembered: see ModelState.warmth
-
-
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU as the planner counts it. Sizes are bytes."""
-
-    index: int
-    total: int
-    free: int  # by NVML: other processes count
-    quarantined: bool = False  # nothing is planned on it
+SPARED = 10.0  # seconds: as many reports as tell of a model's use with certainty
+STAYS = 10.0  # seconds awake, before others make a copy go
+SLEEPS_AFTER = 60.0  # seconds
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +88,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...] | None = None  # that it is bound to
     last_used: float = -math.inf  # before `since`: how warm it is
     model: str = ""  # name that it serves
-    copy: bool = False  # beside another engine, see core.copies
+    copy: bool = False  # beside another engine, see core.inventory
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,3 +131,12 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: int = 0  # bytes that sleep at level 1 may fill in all
     hot: float = 10.0
     max_starvation: float = 60.0
+
+
+def makes_way_at(resident: Resident, copy: Target) -> float:
+    """From when an idle resident makes way for a copy; infinite: never, as it is the same model's."""
+    if resident.model == copy.model:
+        return math.inf
+    spared = SPARED + resident.reload_seconds
+    awake_since = resident.since if resident.state is RUNNING else -math.inf
+    return max(resident.last_used, resident.warmth + (BACK - 1) * spared, awake_since) + spared

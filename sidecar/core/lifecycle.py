@@ -166,6 +166,10 @@ class Lifecycle:
         self.state, self.pending = state, pending
         return state
 
+    def rested(self, now: float) -> bool:
+        """Whether nothing has become of it for as long as it rests at first."""
+        return now >= self.since + FIRST_REST
+
     @property
     def given_up(self) -> bool:
         """Whether it is started again only when somebody asks."""

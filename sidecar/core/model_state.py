@@ -13,22 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.copies import SLEEPS_AFTER
 from sidecar.core.engine_records import EngineFacts
-from sidecar.core.inventory import BACK, Size
-from sidecar.core.lifecycle import (
-    DRAIN,
-    ERROR,
-    FIRST_REST,
-    RUNNING,
-    SLEEP,
-    SLEEPING,
-    START,
-    STARTING,
-    STOP,
-    WAKE,
-    Lifecycle,
-)
+from sidecar.core.inventory import BACK, SLEEPS_AFTER, Size
+from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, START, STARTING, STOP, WAKE, Lifecycle
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.profile import Profile
 from sidecar.core.sleep import Level, MeasuredSleep, levels, residue_exceeded
@@ -81,6 +68,10 @@ class ModelState:
         self.level: Literal[0, 1, 2] = 0  # at which it sleeps
         self.slept: MeasuredSleep | None = None  # what was measured of its sleep
         self.first_residue = 0  # bytes that this engine kept at its first sleep, 0: it had none
+        # Host memory: booked for a sleep that is decided and not over, so that two GPUs that evict at once do not count
+        # on the same bytes; taken by sleep at level 1; and pools, from the engine's start on. vLLM keeps its pinned
+        # copies after it has woken (vllm#16663), so what was taken stays until the engine ends.
+        self.host_booked = self.host_taken = self.host_pools = 0
         self.host_pinned = False  # this engine has slept at level 1, for which vLLM keeps host memory pinned
         self.busy = 0  # requests running and waiting in the engine at the last look
         self.busy_since: float | None = None  # since when it has had calls; None: it has none
@@ -230,6 +221,11 @@ class ModelState:
         self.first_residue = self.first_residue or residue
         self.host_pinned = self.host_pinned or level == 1
 
+    @property
+    def host_held(self) -> int:
+        """Bytes of host memory that it has for its sleep."""
+        return max(self.host_booked, self.host_taken)
+
     def pins(self, level: Level | None) -> bool:
         """Return whether sleep at this level has to pin host memory first: the engine's first sleep at level 1, which
         takes far longer than later ones."""
@@ -237,6 +233,7 @@ class ModelState:
 
     def gone(self) -> None:
         """Record that its engine has ended."""
+        self.host_booked = self.host_taken = self.host_pools = 0
         self.gpus, self.level, self.first_residue, self.host_pinned, self.grown = (), 0, 0, False, {}
 
     # -- for the plan ---------------------------------------------------------------------------------------
@@ -248,7 +245,7 @@ class ModelState:
     def tries_again(self, now: float) -> bool:
         """Whether one that found too little memory may start with no more than it had: it claims otherwise now, or has
         rested."""
-        return self.taught or self.asked or now >= self.lifecycle.since + FIRST_REST
+        return self.taught or self.asked or self.lifecycle.rested(now)
 
     # -- times ------------------------------------------------------------------------------------------------------
 

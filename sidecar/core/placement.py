@@ -13,9 +13,8 @@ from sidecar.core.inventory import Resident, Target
 from sidecar.core.model_state import ModelState
 
 
-def as_resident(model: ModelState, now: float, ref_count: int, unseen: int, host_held: int = 0) -> Resident:
-    """Return what the model holds. `ref_count`: calls in flight; `unseen`: bytes that NVML does not show yet;
-    `host_held`: bytes of host memory booked."""
+def as_resident(model: ModelState, now: float, ref_count: int, unseen: int) -> Resident:
+    """Return what the model holds. `ref_count`: calls in flight; `unseen`: bytes that NVML does not show yet."""
     return Resident(
         profile=model.name,
         state=model.lifecycle.state,
@@ -37,7 +36,7 @@ def as_resident(model: ModelState, now: float, ref_count: int, unseen: int, host
         sleep_levels=model.sleep_levels(),
         level=model.level,
         host_bytes=model.size.host,
-        host_held=host_held,
+        host_held=model.host_held,
     )
 
 

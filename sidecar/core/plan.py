@@ -13,7 +13,7 @@ at once or none.
 
 - A model used within `hot` times its reload time is not evicted for a colder one, unless that has waited
   `max_starvation`.
-- A copy of a served model takes the place of colder models alone, and gives it back at once (copies.py).
+- A copy of a served model takes the place of colder models alone, and gives it back at once (inventory.py).
 - Engines of one model are kept on different GPUs, where that costs nobody more.
 - A target that sleeps is woken where it sleeps. It waits for room there, for residents to cool and for their calls to
   end, if that is sooner than a start elsewhere. Calls that have run for t seconds are assumed to run for t more, so a
@@ -31,8 +31,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gateway.shared.files.units import GIB
-from sidecar.core.copies import STAYS, makes_way_at
-from sidecar.core.inventory import Device, PlanSettings, Resident, Target
+from sidecar.core.gpus import GPU
+from sidecar.core.inventory import STAYS, PlanSettings, Resident, Target, makes_way_at
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
 from sidecar.core.sleep import Level, chosen_level
 
@@ -93,7 +93,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def plan(
-    target: Target, residents: Sequence[Resident], devices: Sequence[Device], now: float, settings: PlanSettings
+    target: Target, residents: Sequence[Resident], gpus: Sequence[GPU], now: float, settings: PlanSettings
 ) -> Plan | Infeasible:
     """Plan to have `target` run, or the reason why there is none. `residents` may have the target itself among them."""
     own = next((r for r in residents if r.profile == target.profile), None)
@@ -102,63 +102,147 @@ def plan(
         return Infeasible(f"{target.profile} is {own.state.value} and has a {doing} pending", now + COME_BACK)
     if own is not None and own.state is RUNNING:
         return Plan(gpus=own.gpus)
-    others = [r for r in residents if r is not own]
-    options = list(_options(target, own, residents, devices))
-    idle = [r for r in others if not r.ref_count and not r.pinned and r.pending is None and r.state is not STARTING]
-    cool = [r for r in idle if now >= _cool_at(r, target, settings)]
-    starved = not target.copy and now >= target.since + settings.max_starvation
-    for option in options:
-        for evictable in (cool, idle) if starved else (cool,):
-            order = sorted(evictable, key=lambda r: (r.warmth, r.last_used, r.profile))
-            choice = _best(option, order)
-            if choice is not None and own is not None and options[0].wakes and not option.wakes:
-                at = _freed(options[:1], target, others, now, settings)
-                if at + own.wake_seconds[own.level - 1] < now + own.load_seconds:
-                    why = f"{target.profile} is back sooner where it sleeps, once others there have no calls and cool"
-                    return Infeasible(why, at, waits=True)
-            if choice is not None:
-                return _decided(target, own, option, choice, residents, settings)
-    return _why(target, options, others, idle, devices, now, settings)
+    return _Planning(target, own, residents, gpus, now, settings).decided()
 
 
-def _options(
-    target: Target, own: Resident | None, residents: Sequence[Resident], devices: Sequence[Device]
-) -> Iterator[PlacementOption]:
-    """Yield the options: waking where the target sleeps, which is always quicker, then starting where it may."""
-    room = {}
-    for device in devices:
-        here = [r for r in residents if device.index in r.gpus]
-        unseen, held = sum(r.unseen for r in here), sum(r.held for r in here)
-        if not device.quarantined:
-            room[device.index] = min(device.free - unseen, device.total - held)
-    if own is not None and own.state is SLEEPING and all(gpu in room for gpu in own.gpus):
-        here_only = {gpu: room[gpu] for gpu in own.gpus}
-        yield PlacementOption(wakes=True, need=own.claim - own.residue, size=len(own.gpus), room=here_only)
-    allowed = {gpu: room[gpu] for gpu in sorted(room) if target.gpus is None or gpu in target.gpus}
-    if own is not None:
-        allowed.update({gpu: allowed[gpu] + own.held for gpu in own.gpus if gpu in allowed})
-    same_model = frozenset(
-        gpu for r in residents if r is not own and r.model and r.model == target.model for gpu in r.gpus
-    )
-    yield PlacementOption(
-        wakes=False,
-        need=target.need,
-        size=target.tensor_parallel,
-        room=allowed,
-        same_model=same_model,
-        anti_affinity=target.copy,
-    )
+class _Planning:
+    """Plan of a target that does not run: `others` and, of them, `idle` ones may make room for one of the `options`."""
 
+    def __init__(
+        self,
+        target: Target,
+        own: Resident | None,
+        residents: Sequence[Resident],
+        gpus: Sequence[GPU],
+        now: float,
+        settings: PlanSettings,
+    ) -> None:
+        self.target, self.own, self.residents, self.gpus = target, own, residents, gpus
+        self.now, self.settings = now, settings
+        self.others = [r for r in residents if r is not own]
+        self.idle = [r for r in self.others if not (r.ref_count or r.pinned or r.pending or r.state is STARTING)]
+        self.options = list(self._options())
 
-def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> float:
-    """Return the time from which a resident may be evicted for `target`; at once if the target is the warmer."""
-    if target.copy:
-        return makes_way_at(resident, target)
-    if resident.copy:
-        return resident.since + STAYS
-    if resident.last_used <= target.last_used:
-        return -math.inf
-    return resident.last_used + settings.hot * resident.reload_seconds
+    def decided(self) -> Plan | Infeasible:
+        """The plan of the first option that has room, or the obstacle."""
+        target, own, now = self.target, self.own, self.now
+        cool = [r for r in self.idle if now >= self._cool_at(r)]
+        starved = not target.copy and now >= target.since + self.settings.max_starvation
+        for option in self.options:
+            for evictable in (cool, self.idle) if starved else (cool,):
+                order = sorted(evictable, key=lambda r: (r.warmth, r.last_used, r.profile))
+                choice = _best(option, order)
+                if choice is not None and own is not None and self.options[0].wakes and not option.wakes:
+                    at = self._freed(self.options[:1], self.others)
+                    if at + own.wake_seconds[own.level - 1] < now + own.load_seconds:
+                        sooner = "is back sooner where it sleeps, once others there have no calls and cool"
+                        return Infeasible(f"{target.profile} {sooner}", at, waits=True)
+                if choice is not None:
+                    return self._plan(option, choice)
+        return self._why()
+
+    def _options(self) -> Iterator[PlacementOption]:
+        """Yield the options: waking where the target sleeps, which is always quicker, then starting where it may."""
+        target, own, room = self.target, self.own, {}
+        for gpu in self.gpus:
+            here = [r for r in self.residents if gpu.index in r.gpus]
+            unseen, held = sum(r.unseen for r in here), sum(r.held for r in here)
+            if not gpu.refused:
+                room[gpu.index] = min(gpu.free - unseen, gpu.total - held)
+        if own is not None and own.state is SLEEPING and all(gpu in room for gpu in own.gpus):
+            here_only = {gpu: room[gpu] for gpu in own.gpus}
+            yield PlacementOption(wakes=True, need=own.claim - own.residue, size=len(own.gpus), room=here_only)
+        allowed = {gpu: room[gpu] for gpu in sorted(room) if target.gpus is None or gpu in target.gpus}
+        if own is not None:
+            allowed.update({gpu: allowed[gpu] + own.held for gpu in own.gpus if gpu in allowed})
+        alike = (gpu for r in self.others if r.model and r.model == target.model for gpu in r.gpus)
+        yield PlacementOption(
+            wakes=False,
+            need=target.need,
+            size=target.tensor_parallel,
+            room=allowed,
+            same_model=frozenset(alike),
+            anti_affinity=target.copy,
+        )
+
+    def _cool_at(self, resident: Resident) -> float:
+        """Return the time from which a resident may be evicted for the target; at once if the target is the warmer."""
+        if self.target.copy:
+            return makes_way_at(resident, self.target)
+        if resident.copy:
+            return resident.since + STAYS
+        if resident.last_used <= self.target.last_used:
+            return -math.inf
+        return resident.last_used + self.settings.hot * resident.reload_seconds
+
+    def _plan(self, option: PlacementOption, choice: Choice) -> Plan:
+        """Return the plan of a choice. The hottest victim has first claim on room and host memory to sleep in."""
+        own, name = self.own, self.target.profile
+        host = self.settings.host_memory - sum(r.host_held for r in self.residents)
+        left = dict(choice.left)
+        sleep: list[PutToSleep] = []
+        stop: list[str] = []
+        for victim in reversed(choice.victims):
+            level = _level(victim, host)
+            shared = [gpu for gpu in victim.gpus if gpu in left]
+            if level is None or any(left[gpu] < victim.residue for gpu in shared):
+                stop.append(victim.profile)
+                continue
+            for gpu in shared:
+                left[gpu] -= victim.residue
+            host -= _host(victim) if level == 1 else 0
+            sleep.append(PutToSleep(victim.profile, level))
+        stop.reverse()
+        if not option.wakes and own is not None and own.state is not STOPPED:
+            stop.append(own.profile)
+        start, wake = (None, name) if option.wakes else (name, None)
+        return Plan(sleep=tuple(reversed(sleep)), stop=tuple(stop), start=start, wake=wake, gpus=choice.gpus)
+
+    def _freed(self, options: Sequence[PlacementOption], residents: Sequence[Resident]) -> float:
+        """Return the time at which there is room without an order; infinite: never, as far as is known.
+
+        By then residents are hot no longer, or the target has starved, and their calls have ended.
+        """
+        now, starved_at = self.now, self.target.since + self.settings.max_starvation
+        free_at = {}
+        for resident in residents:
+            if not (resident.pinned or resident.pending is not None or resident.state is STARTING):
+                calls = now + resident.busy_for if resident.ref_count else now
+                free_at[resident.profile] = max(now, calls, min(self._cool_at(resident), starved_at))
+        for at in sorted(set(free_at.values()) - {math.inf}):
+            if _could(options, [r for r in residents if free_at.get(r.profile, math.inf) <= at]):
+                return at
+        return math.inf
+
+    def _why(self) -> Infeasible:
+        """Return the obstacle: the first of time, calls, pins, other processes and quarantine whose end would help."""
+        target, others, count = self.target, self.others, self.target.tensor_parallel
+        each = "a GPU" if count == 1 else f"each of {count} GPUs"
+        needs = f"{target.profile} needs {target.need / GIB:.1f} GiB of {each}"
+
+        def names(some: Iterable[Resident]) -> str:
+            there = {gpu for option in self.options for gpu in option.room}
+            return ", ".join(sorted(r.profile for r in some if r.held and not there.isdisjoint(r.gpus)))
+
+        at, soon = self._freed(self.options, self.idle), self.now + COME_BACK
+        if at < math.inf:
+            hot = names(r for r in self.idle if self.now < self._cool_at(r))
+            why = f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model"
+            return Infeasible(why, at)
+        if _could(self.options, [r for r in others if not r.pinned]):
+            busy = names(r for r in others if not r.pinned and r not in self.idle)
+            return Infeasible(f"{needs}, and cannot have it before calls or changes of {busy} have ended", soon)
+        if _could(self.options, others):
+            pinned = names(r for r in others if r.pinned)
+            why = f"{needs}, and there is none beside what is pinned: unpin {pinned}, or allow other GPUs"
+            return Infeasible(why, None)
+        large = [g for g in self.gpus if g.total >= target.need and (target.gpus is None or g.index in target.gpus)]
+        if sum(not gpu.refused for gpu in large) >= count:
+            return Infeasible(f"{needs}, and other processes hold too much of them", soon)
+        if len(large) >= count:
+            quarantined = ", ".join(map(str, sorted(gpu.index for gpu in large if gpu.refused)))
+            return Infeasible(f"{needs}, and of those it may use, these are in quarantine: {quarantined}", soon)
+        return Infeasible(f"{needs}, and may use only {len(large)} that are so large", None)
 
 
 def _open(option: PlacementOption, evictable: Iterable[Resident]) -> list[int]:
@@ -250,37 +334,6 @@ def _sparing(option: PlacementOption, gpus: tuple[int, ...], order: Sequence[Res
     return Choice(gpus, tuple(reversed(victims)), left)
 
 
-def _decided(
-    target: Target,
-    own: Resident | None,
-    option: PlacementOption,
-    choice: Choice,
-    residents: Sequence[Resident],
-    settings: PlanSettings,
-) -> Plan:
-    """Return the plan of a choice. The hottest victim has first claim on room and host memory to sleep in."""
-    host = settings.host_memory - sum(r.host_held for r in residents)
-    left = dict(choice.left)
-    sleep: list[PutToSleep] = []
-    stop: list[str] = []
-    for victim in reversed(choice.victims):
-        level = _level(victim, host)
-        shared = [gpu for gpu in victim.gpus if gpu in left]
-        if level is None or any(left[gpu] < victim.residue for gpu in shared):
-            stop.append(victim.profile)
-            continue
-        for gpu in shared:
-            left[gpu] -= victim.residue
-        host -= _host(victim) if level == 1 else 0
-        sleep.append(PutToSleep(victim.profile, level))
-    stop.reverse()
-    if not option.wakes and own is not None and own.state is not STOPPED:
-        stop.append(own.profile)
-    name = target.profile
-    start, wake = (None, name) if option.wakes else (name, None)
-    return Plan(sleep=tuple(reversed(sleep)), stop=tuple(stop), start=start, wake=wake, gpus=choice.gpus)
-
-
 def _level(victim: Resident, host: int) -> Level | None:
     """Return the level at which a victim sleeps with `host` bytes of host memory left; None: stop it instead."""
     if victim.state is not RUNNING:
@@ -298,68 +351,3 @@ def _host(victim: Resident) -> int:
 def _could(options: Sequence[PlacementOption], evictable: Sequence[Resident]) -> bool:
     """Whether one of the options would have room if all of `evictable` were evicted."""
     return any(len(_open(option, evictable)) >= option.size for option in options)
-
-
-def _freed(
-    options: Sequence[PlacementOption],
-    target: Target,
-    residents: Sequence[Resident],
-    now: float,
-    settings: PlanSettings,
-) -> float:
-    """Return the time at which there is room without an order; infinite: never, as far as is known.
-
-    By then residents are hot no longer, or the target has starved, and their calls have ended.
-    """
-    starved_at = target.since + settings.max_starvation
-    free_at = {}
-    for resident in residents:
-        if not (resident.pinned or resident.pending is not None or resident.state is STARTING):
-            calls = now + resident.busy_for if resident.ref_count else now
-            free_at[resident.profile] = max(now, calls, min(_cool_at(resident, target, settings), starved_at))
-    for at in sorted(set(free_at.values()) - {math.inf}):
-        if _could(options, [r for r in residents if free_at.get(r.profile, math.inf) <= at]):
-            return at
-    return math.inf
-
-
-def _why(
-    target: Target,
-    options: Sequence[PlacementOption],
-    others: Sequence[Resident],
-    idle: Sequence[Resident],
-    devices: Sequence[Device],
-    now: float,
-    settings: PlanSettings,
-) -> Infeasible:
-    """Return the obstacle: the first of time, calls, pins, other processes and quarantine whose end would help."""
-    each = "a GPU" if target.tensor_parallel == 1 else f"each of {target.tensor_parallel} GPUs"
-    needs = f"{target.profile} needs {target.need / GIB:.1f} GiB of {each}"
-
-    def could(evictable: Sequence[Resident]) -> bool:
-        return _could(options, evictable)
-
-    def names(some: Iterable[Resident]) -> str:
-        there = {gpu for option in options for gpu in option.room}
-        return ", ".join(sorted(r.profile for r in some if r.held and not there.isdisjoint(r.gpus)))
-
-    at = _freed(options, target, idle, now, settings)
-    if at < math.inf:
-        hot = names(r for r in idle if now < _cool_at(r, target, settings))
-        return Infeasible(f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model", at)
-    soon = now + COME_BACK
-    if could([r for r in others if not r.pinned]):
-        busy = names(r for r in others if not r.pinned and r not in idle)
-        return Infeasible(f"{needs}, and cannot have it before calls or changes of {busy} have ended", soon)
-    if could(others):
-        pinned = names(r for r in others if r.pinned)
-        return Infeasible(
-            f"{needs}, and there is none beside what is pinned: unpin {pinned}, or allow other GPUs", None
-        )
-    large = [d for d in devices if d.total >= target.need and (target.gpus is None or d.index in target.gpus)]
-    if sum(not d.quarantined for d in large) >= target.tensor_parallel:
-        return Infeasible(f"{needs}, and other processes hold too much of them", soon)
-    if len(large) >= target.tensor_parallel:
-        quarantined = ", ".join(str(index) for index in sorted(d.index for d in large if d.quarantined))
-        return Infeasible(f"{needs}, and of those it may use, these are in quarantine: {quarantined}", soon)
-    return Infeasible(f"{needs}, and may use only {len(large)} that are so large", None)

@@ -1,19 +1,18 @@
 """Reload of the sidecar's file while it runs: what a newer file changes, and what of it takes effect.
 
 Fields of AT_START cannot change while the sidecar runs: those of the newer file are told by name, and the rest of it
-takes effect. A profile whose engine would be started otherwise is applied once that engine has ended. Until then it is
-kept as it was, which `in_force` says.
+takes effect. A profile whose engine would be started otherwise is applied once that engine has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from gateway.shared.files.checked import Fault
 from sidecar.core.addresses import LONGEST_SOCKET
-from sidecar.core.config import MAX_MODELS, SidecarConfig, faults_of, read_config
+from sidecar.core.config import SidecarConfig, faults_of, read_config
 
 # Sockets, files and GPUs that the sidecar has opened once, by which gateways and its engines know it.
 AT_START = (
@@ -79,22 +78,3 @@ def changes(
         CHANGED: tuple(changed),
         LATER: tuple(field for field in AT_START if getattr(file, field) != getattr(taken, field)),
     }
-
-
-def in_force(before: SidecarConfig, taken: SidecarConfig, ending: Collection[str]) -> SidecarConfig:
-    """The config by which engines are started and sized while those of the profiles in `ending` still run as they did
-    `before`."""
-    kept = {
-        name: msgspec.structs.replace(before.models[name], engine=before.engine_of(name))
-        for name in before.models
-        if name in ending
-    }
-    return msgspec.structs.replace(taken, models={**taken.models, **kept})
-
-
-def too_many(before: Collection[str], taken: Collection[str]) -> str:
-    """The reason why there would be too many models until those that are gone have ended; empty: there would not."""
-    together = len({*before, *taken})
-    if together <= MAX_MODELS:
-        return ""
-    return f"models: with those that have to end first there are {together}, and a report holds {MAX_MODELS}"

@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.inventory import Size
-from sidecar.core.startup_lines import STAGE_WORDS, STAGES, Stage, share_of, stage_of
+from sidecar.core.start_progress import STAGE_WORDS, STAGES, Stage, share_of, stage_of
 
 DISK = 1.5 * GIB  # bytes a second that are read
 PINS_AT = 1.1 * GIB  # bytes a second to host memory that is pinned meanwhile

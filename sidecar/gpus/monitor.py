@@ -1,4 +1,7 @@
-"""Monitor of the machine's GPUs: the last reading of each, and quarantine.
+"""Monitor of the machine's GPUs: samples beside an event loop, the last reading of each, and quarantine.
+
+A driver that hangs (a GPU with a hardware fault does that) hangs its caller, and nothing can interrupt the call. Here
+it costs one thread, which keeps neither the loop nor the process's exit waiting.
 
 A GPU is in quarantine while memory that an engine gave up there has not come back, for QUARANTINE seconds at most: what
 has not come back by then counts as another's, and the rest is used. Where the GPUs cannot be read, the last reading
@@ -8,13 +11,16 @@ stays, and none of its memory counts as free.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from gateway.shared.files.units import GIB
-from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable, returned
-from sidecar.core.inventory import Device
+from gateway.shared.threads import begin_in_thread
+from sidecar.core.gpus import GPU, SHARE, GPUError, GPUs, Unselectable, returned
 
 NOT_BACK = "the memory of an engine that was there has not come back"
 
@@ -23,6 +29,34 @@ POLL = 0.25  # seconds
 QUARANTINE = 300.0  # seconds; drivers give memory back within some, if ever
 
 Sample = Callable[[], Awaitable[tuple[GPU, ...]]]
+LIMIT = 5.0  # seconds a snapshot may take; NVML needs milliseconds, tens where it begins a session
+
+
+class Sampler:
+    """Snapshots of `gpus` for one event loop, until the process ends, which gives the driver back."""
+
+    def __init__(self, gpus: GPUs, *, limit: float = LIMIT) -> None:
+        self._gpus = gpus
+        self._limit = limit
+        self._call: concurrent.futures.Future[tuple[GPU, ...]] | None = None
+        self._began = 0.0
+
+    async def sample(self) -> tuple[GPU, ...]:
+        """Each GPU as it is now; who asks while a call is under way gets its answer.
+
+        Raises GPUError within `limit` seconds of the call's beginning, so at once for as long as a call hangs; the
+        answer of one that took longer is not used, since its figures may be that old. Raises what `snapshot` raises.
+        """
+        now = asyncio.get_running_loop().time
+        if self._call is None or self._call.done():
+            self._began = now()
+            self._call = begin_in_thread(self._gpus.snapshot, (GPUError, Unselectable))
+        try:
+            async with asyncio.timeout_at(self._began + self._limit):
+                return await asyncio.wrap_future(self._call)
+        except TimeoutError:
+            waited = now() - self._began
+            raise GPUError(f"the GPU driver hangs: no answer for {waited:.1f} s; see dmesg, a reset may help") from None
 
 
 class GpuMonitor:
@@ -31,6 +65,7 @@ class GpuMonitor:
     def __init__(self, sample: Sample | None, say: Callable[[str], None]) -> None:
         self.gpus: tuple[GPU, ...] = ()
         self.error = ""
+        self._read: tuple[GPU, ...] = ()
         self._sample = sample
         self._say = say
         # By GPU: used bytes from which on downwards it is trusted again, and the time until which that is waited for.
@@ -41,7 +76,7 @@ class GpuMonitor:
         if self._sample is None:
             return ()
         try:
-            self.gpus = await self._sample()
+            self._read = await self._sample()
             error = ""
         except (GPUError, Unselectable) as failure:
             error = str(failure)
@@ -49,26 +84,22 @@ class GpuMonitor:
             self._say(error or "the GPUs can be read again")
             self.error = error
         now = asyncio.get_running_loop().time()
-        for gpu in self.gpus:
+        for gpu in self._read:
             back, until = self._quarantined.get(gpu.index, (-1, math.inf))
             if not error and gpu.readable and (gpu.used <= back or now >= until):
                 del self._quarantined[gpu.index]
                 why = "its memory is back" if gpu.used <= back else f"{gpu.free / GIB:.1f} GiB of it are free"
                 self._say(f"GPU {gpu.index} is out of quarantine: {why}")
+        return self._refuse()
+
+    def _refuse(self) -> tuple[GPU, ...]:
+        """Note on each GPU why nothing is started there, where the GPUs cannot be read or it is in quarantine."""
+        away = self._quarantined
+        self.gpus = tuple(
+            msgspec.structs.replace(gpu, refused=gpu.refused or self.error or (NOT_BACK if gpu.index in away else ""))
+            for gpu in self._read
+        )
         return self.gpus
-
-    def refused(self, gpu: GPU) -> str:
-        """The reason why nothing is started on a GPU; empty: it may be used."""
-        if gpu.refused:
-            return gpu.refused
-        return self.error or (NOT_BACK if gpu.index in self._quarantined else "")
-
-    def devices(self) -> list[Device]:
-        """For the plan. One that is refused counts as in quarantine."""
-        return [
-            Device(index=gpu.index, total=gpu.total, free=gpu.free, quarantined=bool(self.refused(gpu)))
-            for gpu in self.gpus
-        ]
 
     @property
     def totals(self) -> tuple[tuple[int, int], ...]:

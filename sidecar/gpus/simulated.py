@@ -50,13 +50,6 @@ class HeldMemory(msgspec.Struct, frozen=True):
     alive: bool
 
 
-def lay_out(folder: Path, sizes: Sequence[int]) -> None:
-    """Make `folder` one of GPUs of these many bytes. Claims and faults that are in it already stay."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for index, size in enumerate(sizes):
-        (folder / f"GPU-{index}.total").write_text(str(size))
-
-
 def total_of(folder: Path, index: int) -> int:
     """Bytes of a GPU. Raises GPUError if there is no such GPU."""
     total = _bytes(folder, f"GPU-{index}.total")

@@ -1,4 +1,4 @@
-"""Factory of engines (`effects.Engines`): real vLLM processes, each at an address of its own, by the sidecar's file.
+"""Factory of engines (`machine.Engines`): real vLLM processes, each at an address of its own, by the sidecar's file.
 
 The memory that a model takes is estimated in `sidecar.sizing`. One engine is vllm_engine.py.
 """

@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
+from gateway.shared.vllm import answers
 from sidecar.core import vllm
 
 T = TypeVar("T")
@@ -84,11 +85,16 @@ class EngineApi:
 
     async def models(self, within: float = QUICK) -> dict[str, int | None]:
         """Served names (adapters too), each with its longest context in tokens where told."""
-        return _read(vllm.models_from, "/v1/models", await self._ask("GET", "/v1/models", within))
+        cards = _read(answers.models_from, "/v1/models", await self._ask("GET", "/v1/models", within))
+        return {card.id: card.max_model_len for card in cards}
 
-    async def gauges(self, within: float = QUICK) -> vllm.Gauges:
-        """Read /metrics once."""
-        return _read(vllm.gauges_from, "/metrics", await self._ask("GET", "/metrics", within, limit=METRICS_LIMIT))
+    async def gauges(self, within: float = QUICK) -> answers.EngineSample:
+        """Read /metrics once. A text that is read in part is none: an engine half read looks idle, and is put to
+        sleep. Gauges lag under load: seconds, at worst."""
+        return _read(answers.sample_from, "/metrics", await self._metrics(within))
+
+    async def _metrics(self, within: float) -> bytes:
+        return await self._ask("GET", "/metrics", within, limit=METRICS_LIMIT)
 
     async def is_sleeping(self, within: float = LIVENESS) -> bool:
         """Whether it sleeps or is paused, as it is while `sleep` waits. EngineCore itself answers, in dev mode."""
@@ -105,13 +111,14 @@ class EngineApi:
             return
         end, pause, before = _now() + within, FIRST_PAUSE, None
         while True:
-            gauges = await self.gauges(end - _now())
-            if gauges.idle:
+            text = await self._metrics(end - _now())
+            gauges, steps = _read(answers.sample_from, "/metrics", text), _read(vllm.steps_from, "/metrics", text)
+            if not (gauges.running or gauges.waiting):
                 await self._token(end - _now())
                 return
-            if before is not None and gauges.steps != before.steps:
+            if before is not None and steps != before:
                 return
-            before = gauges
+            before = steps
             if _now() + pause >= end:
                 work = f"{gauges.running} running and {gauges.waiting} waiting requests"
                 raise ApiError("timeout", f"no step in {within:g} s with {work}: EngineCore hangs")
@@ -220,7 +227,7 @@ def _quoted(answer: bytes) -> str:
 def _read(reader: Callable[[bytes], T], target: str, answer: bytes) -> T:
     try:
         return reader(answer)
-    except vllm.AnswerError as error:
+    except answers.AnswerError as error:
         raise ApiError("garbage", f"{target}: cannot read the answer: {error}: {_quoted(answer)}") from None
 
 

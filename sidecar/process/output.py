@@ -22,7 +22,6 @@ import errno
 import fcntl
 import os
 import stat
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -42,44 +41,36 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes w
 
 
 class Ring:
-    """Ring buffer of an engine's last lines, bounded in lines and bytes. `feed` takes output as it comes; the oldest
-    lines go as newer ones need their room.
+    """The end of an engine's output, bounded in bytes, and its last lines. `feed` takes output as it comes.
 
-    What a carriage return has overwritten is not kept, so a progress bar is one line and not a thousand.
+    What a carriage return has overwritten is no line's, so a progress bar is one line and not a thousand. Of a line
+    that is being written LINE_MOST bytes are kept.
     """
 
     def __init__(self, lines: int = LINES, size: int = SIZE) -> None:
-        self._lines: deque[bytes] = deque()
+        self._data = b""
         self._most_lines = lines
-        self._rest = b""  # of the line that is being written
-        self._size = 0
         self.size = size
 
     def feed(self, data: bytes) -> None:
         """Take what was written next, cut anywhere."""
-        *whole, rest = (self._rest + data).split(b"\n")
-        for line in whole[-self._most_lines :]:
-            shown = _shown(line)
-            self._lines.append(shown)
-            self._size += len(shown)
-        self._rest = rest[-LINE_MOST:]
-        while len(self._lines) > self._most_lines or self._size + len(self._rest) > self.size:
-            if not self._lines:
-                self._rest = self._rest[-self.size :]
-                break
-            self._size -= len(self._lines.popleft())
+        whole, end, rest = (self._data + data).rpartition(b"\n")
+        data = whole + end + rest[-LINE_MOST:]
+        if len(data) > self.size:
+            data = data[-self.size :]
+            data = data.partition(b"\n")[2] or data  # without the line that is cut
+        self._data = data
 
     def skip(self) -> None:
         """End the line that was being written: what follows it was not looked at."""
-        if self._rest:
+        if self._data and not self._data.endswith(b"\n"):
             self.feed(b"\n")
 
     def lines(self, last: int | None = None) -> list[str]:
         """The lines from old to new, at most `last`; the one being written is the newest."""
-        found = [*self._lines, *([_shown(self._rest)] if self._rest else [])]
-        if last is not None:
-            found = found[max(0, len(found) - last) :]
-        return [line.decode(errors="replace") for line in found]
+        found = self._data.removesuffix(b"\n").split(b"\n")[-self._most_lines :] if self._data else []
+        found = found if last is None else found[max(0, len(found) - last) :]
+        return [line.rstrip(b"\r").rpartition(b"\r")[2][:LINE_MOST].decode(errors="replace") for line in found]
 
 
 class Output:
@@ -253,7 +244,3 @@ def _allocate(fd: int, size: int) -> None:
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if libc.fallocate(fd, KEEP_SIZE, 0, size) and (number := ctypes.get_errno()) not in UNSUPPORTED:
         raise OSError(number, os.strerror(number))
-
-
-def _shown(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2][:LINE_MOST]

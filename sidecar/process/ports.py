@@ -77,10 +77,7 @@ def _held(name: str) -> bool:
         except ConnectionRefusedError:
             lines = BOUND.read_text(errors="surrogateescape").splitlines()
             return any(line.split(maxsplit=7)[7:] == [name] for line in lines)
-        except BlockingIOError:  # its queue is full
-            return True
         except OSError as error:
-            if error.errno == errno.EPROTOTYPE:  # it takes datagrams
-                return True
-            raise
+            if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):  # its queue is full; it takes datagrams
+                raise
     return True

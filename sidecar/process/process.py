@@ -125,15 +125,13 @@ class Process:
 
     def has(self, pid: int) -> bool:
         """Whether a process that runs is of its family."""
-        return process_family.belongs(pid, self.record.engine, since=self.record.started, leader=self._leader)
+        return process_family.belongs(pid, self.record.engine, self.record.started, self._leader)
 
     def usage(self) -> tuple[float, dict[int, int]]:
         """Seconds that its processes have run for together, and bytes that each has read and written, by pid. For a
         thread. Raises OSError."""
-        family = process_family.family(
-            self.record.engine, since=self.record.started, leader=self._leader, known=tuple(self._known)
-        )
-        return process_family.usage(family)
+        record, known = self.record, tuple(self._known)
+        return process_family.usage(process_family.family(record.engine, record.started, self._leader, known))
 
     def host_held(self) -> int:
         """Bytes of host memory that no file backs, of all its processes. Raises OSError."""
@@ -195,9 +193,8 @@ class Process:
         pid, started = self.record.pid, self.record.started
         leader = process_family.look(pid)
         pinned = self._child or (leader is not None and leader.started == started)
-        found = process_family.family(
-            self.record.engine, since=started, leader=pid if pinned else None, known=self._known
-        )
+        leads = pid if pinned else None
+        found = process_family.family(self.record.engine, started, leads, self._known)
         self._known = {(seen.pid, seen.started) for seen in found}
         for seen in found:
             if seen.ended and seen.parent == os.getpid() and seen.pid != pid:

@@ -55,14 +55,6 @@ class ProcessSnapshot(msgspec.Struct, frozen=True):
         return self.state in "ZXx"
 
 
-class Orphan(msgspec.Struct, frozen=True):
-    """A process that carries the marker of `engine` and runs."""
-
-    engine: str
-    pid: int
-    started: int
-
-
 def marked(environment: Mapping[str, str], engine: str) -> dict[str, str]:
     """`environment` with the marker of `engine`, kept visible whatever the process calls itself."""
     return {**environment, MARKER: engine, "SPT_NOENV": "1"}
@@ -134,7 +126,7 @@ def marker_of(pid: int) -> str | None:
 
 
 def family(
-    engine: str, *, since: int, leader: int | None, known: Collection[tuple[int, int]] = ()
+    engine: str, since: int, leader: int | None, known: Collection[tuple[int, int]] = ()
 ) -> list[ProcessSnapshot]:
     """The processes of `engine`, zombies too, the leader among them.
 
@@ -169,7 +161,7 @@ def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, dict[int, int]]:
     return seconds, moved
 
 
-def belongs(pid: int, engine: str, *, since: int, leader: int | None) -> bool:
+def belongs(pid: int, engine: str, since: int, leader: int | None) -> bool:
     """Whether one process is of the family of `engine`, as `family` has it, without a look at all the others."""
     seen = look(pid)
     while seen is not None and seen.started >= since:
@@ -188,17 +180,14 @@ def host_memory(pid: int) -> int:
     return sum(int(kib) * 1024 for kib in re.findall(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.MULTILINE))
 
 
-def orphans(sidecar: str) -> list[Orphan]:
-    """The running processes of a sidecar's engines, whose names are `sidecar` + "/" + anything, found by their marker.
+def orphans(sidecar: str) -> list[tuple[str, int, int]]:
+    """The running processes of a sidecar's engines, whose names are `sidecar` + "/" + anything, found by their marker:
+    engine, pid and start time of each.
 
     Asked when a sidecar starts, these are what an earlier one left. Only processes whose environment we may read.
     """
-    found = []
-    for seen in everyone():
-        engine = None if seen.ended else marker_of(seen.pid)
-        if engine is not None and engine.startswith(f"{sidecar}/"):
-            found.append(Orphan(engine, seen.pid, seen.started))
-    return found
+    marked = ((marker_of(seen.pid) or "", seen) for seen in everyone() if not seen.ended)
+    return [(engine, seen.pid, seen.started) for engine, seen in marked if engine.startswith(f"{sidecar}/")]
 
 
 def handle_of(pid: int) -> int | None:
@@ -274,10 +263,10 @@ async def end_orphans(sidecar: str, *, keep: Collection[str] = (), within: float
     until = clock() + within
     known: dict[int, int] = {}
     while True:
-        found = {orphan.pid: orphan for orphan in orphans(sidecar) if orphan.engine not in keep}
-        for orphan in found.values():
-            kindred = family(orphan.engine, since=orphan.started, leader=None)
-            known |= {seen.pid: seen.started for seen in kindred}
+        for engine, _, began in orphans(sidecar):
+            if engine not in keep:
+                kindred = family(engine, began, leader=None)
+                known |= {seen.pid: seen.started for seen in kindred}
         left = [pid for pid, started in known.items() if _runs(pid, started)]
         if not left or clock() > until:
             return tuple(left)

@@ -1,4 +1,4 @@
-"""Engine (`effects.Engine`): one vLLM process, started or adopted, and the steps it is put through.
+"""Engine (`residency.machine.Engine`): one vLLM process, started or adopted, and the steps it is put through.
 
 A failure of the process, an address or an answer comes out as EngineFailed, in words for an operator. The words quote
 the line of the engine's output that tells most, since "exit status 1" tells nothing. After a failure the process may
@@ -31,8 +31,7 @@ from sidecar.process.output import LINES
 from sidecar.process.ports import AddressTaken
 from sidecar.process.process import Process, Unkillable
 from sidecar.process.process_family import NotOurs, SpawnFailed
-from sidecar.process.readiness import ready
-from sidecar.process.start_evidence import StartEvidence
+from sidecar.process.start_evidence import StartEvidence, ready
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")
@@ -41,9 +40,9 @@ SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "disc
 
 
 class VllmEngine:
-    """Engine of vLLM, or a simulated engine (effects.Engine). `record`: of its start. `profile`: None if the profile is
-    gone; such an engine can only be ended. `folders`: of its model's download. `released`: called once, when its
-    address is free again. `url`: for gateways. `gpus`: numbers of its GPUs; empty on CPU."""
+    """Engine of vLLM, or a simulated engine (residency.machine.Engine). `record`: of its start. `profile`: None if the
+    profile is gone; such an engine can only be ended. `folders`: of its model's download. `released`: called once, when
+    its address is free again. `url`: for gateways. `gpus`: numbers of its GPUs; empty on CPU."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class VllmEngine:
             served = await self._api.models(LIVENESS)
         most = profile.flags.get("max-num-seqs")
         return EngineFacts(
-            kv_tokens=gauges.kv_tokens,
+            kv_tokens=gauges.capacity_tokens,
             kv_bytes=_kv_bytes(self.lines(LINES)),
             context_length=served.get(self._api.served_name),
             max_concurrency=most if isinstance(most, int) and most > 0 else None,

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sidecar.control.tokens import Tokens
+from sidecar.control.client import Tokens
 from sidecar.ray.node import END_WITHIN, Node, NodeStatus
 from sidecar.ray.pool import Cluster, PoolConfig, explain, node_id
 from sidecar.serve.operator_log import say

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.shared.new_file import write_new
 from gateway.shared.protocol import ModelReport
-from sidecar.control.client import ControlClient, NoSidecar, Rejected
-from sidecar.control.tokens import Tokens
+from sidecar.control.client import ControlClient, NoSidecar, Rejected, Tokens
 from sidecar.core.config import SidecarConfig, explain
 from sidecar.core.status import Status
 from sidecar.ray.pool import PoolConfig, file_of, for_node
+from sidecar.residency.state_file import replace
 from sidecar.serve.operator_log import say
 
 LOOK_EVERY = 0.5  # seconds between two looks at the sidecar
@@ -33,7 +32,6 @@ STEADY = 60.0  # seconds after which one that has ended is not taken for one tha
 END_WITHIN = 150.0  # seconds for the sidecar and its engines to end
 AGAIN = 10.0  # seconds between two orders for what there is no room for yet
 QUOTED = 2000  # bytes of its last output that may be told
-WRITABLE = 0o600
 OF_WORKERS = ("OMP_NUM_THREADS",)  # Ray makes it 1 for its workers, and engines would inherit that
 
 
@@ -110,8 +108,8 @@ class Node:
             (self._config.order_token_file, self._tokens.order),
         ):
             if name is not None:
-                written(self._file.parent / name, token or "")
-        written(self._file, explain(self._config))
+                replace(self._file.parent / name, (token or "").encode())
+        replace(self._file, explain(self._config).encode())
         log = own / "sidecar.log"
         with log.open("wb") as output:
             child = subprocess.Popen(  # noqa: S603 # our own program, and the file we wrote
@@ -178,14 +176,6 @@ class Creation:
         elif time.monotonic() > self._again_at:
             self._again_at = time.monotonic() + AGAIN
             self._client.ask("POST", f"/models/{name}/ensure")  # there was no room for it yet
-
-
-def written(path: Path, text: str) -> None:
-    """Have a file with this text that nobody else may read, whole at every moment. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    write_new(draft, text, WRITABLE)
-    draft.replace(path)
 
 
 def _program(command: str, file: Path) -> list[str]:

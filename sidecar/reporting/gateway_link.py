@@ -15,19 +15,11 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from gateway.shared import protocol
 from gateway.shared.addresses import EVERY_INTERFACE
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from gateway.shared.formatting import seconds, shown
-from gateway.shared.protocol import (
-    MAX_BYTES,
-    REPORT_PATH,
-    CapacityReport,
-    ClusterMember,
-    DemandReport,
-    ProtocolError,
-    demand_report,
-    encode,
-)
+from gateway.shared.protocol import CapacityReport, ClusterMember, DemandReport, ProtocolError
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
@@ -53,22 +45,28 @@ class ReportFailed(Exception):
 
 
 class Reporting(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings and callbacks that all links of a sidecar share."""
+    """Settings of a sidecar's reports. Where it listens everywhere, each gateway is told the address it can be reached
+    at."""
 
+    sidecar: str  # its id
+    boot: str  # another one after each start
     listen: Address  # of the control API, for gateways of this machine
     relay: RelaySettings | None = None  # for gateways of other machines
     token: str | None = None
     ca: str | None = None  # authorities of gateways' certificates, in PEM; None: the system's
-    report: Callable[[bool, str], CapacityReport]  # makes the next report: whether by the relay, and the sidecar's URL
-    heard: Callable[[DemandReport], None]  # takes a gateway's answer
     say: Callable[[str], None]
+
+
+MakeReport = Callable[[bool, str], CapacityReport]  # the next report: whether by the relay, and the sidecar's URL
 
 
 class GatewayLink:
     """The way to the gateway whose control port has this `url`, and how it goes. `member`: its name in its cluster, if
-    it is one that another gateway has told of; else the file names it (`configured`)."""
+    it is one that another gateway has told of; else the file names it (`configured`). `heard` takes its answers."""
 
-    def __init__(self, url: str, shared: Reporting, member: str = "") -> None:
+    def __init__(
+        self, url: str, shared: Reporting, report: MakeReport, heard: Callable[[DemandReport], None], member: str = ""
+    ) -> None:
         self.url = url.rstrip("/")
         self.member = member
         self.configured = not member
@@ -79,7 +77,7 @@ class GatewayLink:
         self._relayed = relay is not None
         self._listen = shared.listen if relay is None else relay.listen
         self._scheme = "http" if relay is None or relay.certificate_file is None else "https"
-        self._report, self._heard, self._say = shared.report, shared.heard, shared.say
+        self._report, self._heard, self._say = report, heard, shared.say
         self._control: str | None = None
         self._headers = request_headers("weir-sidecar", shared.token) | {"content-type": "application/json"}
         self._error: str | None = None  # None: not tried yet, empty: it takes reports
@@ -165,11 +163,11 @@ class GatewayLink:
                 if self._control is None:
                     self._control = await self._reached_at()
                 report = self._report(self._relayed, self._control)
-                content = encode(report)
-                request = httpx.Request("POST", self.url + REPORT_PATH, headers=self._headers, content=content)
-                status, answer = await exchange(self._transport, request, MAX_BYTES)
+                content = protocol.encode(report)
+                request = httpx.Request("POST", self.url + protocol.REPORT_PATH, headers=self._headers, content=content)
+                status, answer = await exchange(self._transport, request, protocol.MAX_BYTES)
         except AnswerTooLarge:
-            raise ReportFailed(f"its answer has more than {MAX_BYTES} bytes") from None
+            raise ReportFailed(f"its answer has more than {protocol.MAX_BYTES} bytes") from None
         except TimeoutError:
             raise ReportFailed(f"no whole answer within {within:g} s") from None
         except httpx.ConnectError as error:
@@ -180,7 +178,7 @@ class GatewayLink:
         if status != httpx.codes.OK:
             raise ReportFailed(STATUS.get(status, f"it answered {status}: {answer[:200].decode(errors='replace')!r}"))
         try:
-            demand = demand_report(answer)
+            demand = protocol.demand_report(answer)
         except ProtocolError as error:
             raise ReportFailed(f"its answer cannot be read: {error}") from error
         self.member, self.members = demand.member or self.member, demand.members

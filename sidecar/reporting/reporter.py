@@ -8,14 +8,13 @@ a gateway tells of are reported to as well: whichever of them leads next knows t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from gateway.shared.protocol import ENGINES_PATH, MAX_MEMBERS, CapacityReport, ClusterMember, DemandReport, ModelReport
 from gateway.shared.tasks import lasting
-from sidecar.core.addresses import Address
-from sidecar.core.config import RelaySettings, is_local
+from sidecar.core.config import is_local
 from sidecar.core.status import GatewayStatus
 from sidecar.reporting.gateway_link import GatewayLink, Reporting
 from sidecar.residency.manager import Manager
@@ -58,29 +57,12 @@ def _acceptable(url: str, teller: str, *, relay: bool) -> bool:
 
 
 class Reporter:
-    """Reports to `gateways` (URLs of control ports) until `aclose`. `sidecar`, `boot`: of the reports. `listen`: of the
-    control API; `relay`: for gateways on other machines. Where that is everywhere, each gateway is told the address it
-    can be reached at. `ca`: who signs gateways' certificates, in PEM; None: the system's authorities."""
+    """Reports to `gateways` (URLs of control ports) until `aclose`."""
 
-    def __init__(
-        self,
-        manager: Manager,
-        gateways: Iterable[str],
-        *,
-        sidecar: str,
-        boot: str,
-        listen: Address,
-        relay: RelaySettings | None = None,
-        token: str | None,
-        ca: str | None = None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._manager, self._sidecar, self._boot, self._say = manager, sidecar, boot, say
+    def __init__(self, manager: Manager, gateways: Iterable[str], settings: Reporting) -> None:
+        self._manager, self._settings = manager, settings
         self._withdrawn: int | None = None  # the last report before all engines were withdrawn, if they are
-        self._shared = Reporting(
-            listen=listen, relay=relay, token=token, ca=ca, report=self._report, heard=self._heard, say=say
-        )
-        self._links = [GatewayLink(url, self._shared) for url in gateways]
+        self._links = [self._link(url) for url in gateways]
         self._tasks: dict[GatewayLink | None, asyncio.Task[None]] = {}  # None: that of changes
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -89,6 +71,9 @@ class Reporter:
         self._tasks[None] = lasting("the watch over what has changed", self._pass_on)
         for link in self._links:
             self._begin(link)
+
+    def _link(self, url: str, member: str = "") -> GatewayLink:
+        return GatewayLink(url, self._settings, self._report, self._heard, member)
 
     def _begin(self, link: GatewayLink) -> None:
         self._tasks[link] = lasting(f"reports to {link.url}", link.run)
@@ -128,7 +113,7 @@ class Reporter:
 
     def _report(self, relayed: bool, control: str) -> CapacityReport:
         """The next report, for a gateway that reaches us at `control`, which is the relay if `relayed`."""
-        report = self._manager.report(self._sidecar, self._boot, control)
+        report = self._manager.report(self._settings.sidecar, self._settings.boot, control)
         models = report.models
         if relayed:
             models = tuple(_at_relay(model, control) for model in models)
@@ -138,26 +123,27 @@ class Reporter:
 
     def _heard(self, answer: DemandReport) -> None:
         """Take a gateway's answer to a report. One to an earlier start of this sidecar says nothing of this one."""
-        if answer.boot == self._boot:
+        if answer.boot == self._settings.boot:
             self._manager.heard(answer)
         self._follow()
 
     def _follow(self) -> None:
         """Report to the members of clusters that gateways tell of, and to those that have left no longer."""
-        join, leave = following(self._links, relay=self._shared.relay is not None)
+        join, leave = following(self._links, relay=self._settings.relay is not None)
         for link in [link for link in self._links if link.url in leave and not link.configured]:
             self._links.remove(link)
-            self._say(f"gateway {link.url} is reported to no longer: it is no member of its cluster, or known already")
+            why = "it is no member of its cluster, or known already"
+            self._settings.say(f"gateway {link.url} is reported to no longer: {why}")
             leaving = asyncio.get_running_loop().create_task(_left(link, self._tasks.pop(link)))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
         for member in join:
             if member.control.startswith("http:") and not is_local(member.control):
-                self._say(
+                self._settings.say(
                     f"the report token crosses the network to {member.control}, a member of a cluster, in the clear: "
                     "--control-tls-cert of that gateway hides it"
                 )
-            link = GatewayLink(member.control, self._shared, member.name)
+            link = self._link(member.control, member.name)
             self._links.append(link)
             self._begin(link)
 

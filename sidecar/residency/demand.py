@@ -29,7 +29,7 @@ class Heard(msgspec.Struct):
 
 class GatewayDemand:
     """The last answers of all gateways. `clock` gives monotonic seconds. `reports`: the number of the last report made.
-    Reading changes nothing: `next_report`, `take` and `advance` do."""
+    Reading changes nothing: `next_report` and `take` do."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class GatewayDemand:
     def take(self, report: DemandReport) -> bool:
         """Take an answer in; False: a later answer is known, or there is one gateway too many."""
         now = self._clock()
-        self.advance(now)
+        self._heard = {name: each for name, each in self._heard.items() if each.at > now - STALE}
         known = self._heard.get(report.gateway)
         if known is not None and report.sequence < known.sequence:
             return False
@@ -53,10 +53,6 @@ class GatewayDemand:
         demands = {demand.profile: demand for demand in report.demands}
         self._heard[report.gateway] = Heard(now, report.sequence, demands)
         return True
-
-    def advance(self, now: float) -> None:
-        """Forget the gateways that have been silent for STALE seconds at `now`."""
-        self._heard = {name: each for name, each in self._heard.items() if each.at > now - STALE}
 
     def _live(self) -> list[Heard]:
         """The answers that count."""

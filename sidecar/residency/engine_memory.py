@@ -20,8 +20,7 @@ from sidecar.core.lesson import AGAIN, MOST_BEYOND, FailedStart, Lesson, Measure
 from sidecar.core.lifecycle import START, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import MeasuredSleep
-from sidecar.residency.effects import Engine
-from sidecar.residency.machine import Machine
+from sidecar.residency.machine import Engine, Machine
 
 Shown = TypeVar("Shown", Measured, Lesson, MeasuredSleep)
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
@@ -64,8 +63,8 @@ async def _sized(machine: Machine, model: ModelState, total: int) -> Size:
     measured, lesson = current(known.measured, name, settings), current(known.lessons, name, settings)
     present, unified = len(machine.monitor.gpus), machine.monitor.unified
     found = await machine.engines.sizing.size(name, total, present, measured, lesson, unified=unified)
-    if found.pools > machine.host.bound:
-        kept, bound = found.pools / GIB, machine.host.bound / GIB
+    if found.pools > machine.host_bound:
+        kept, bound = found.pools / GIB, machine.host_bound / GIB
         raise Unusable(
             f"its flags keep {kept:.1f} GiB of host memory (KV offloading, cpu-offload-gb), and engines may have "
             f"{bound:.1f} (host_memory_for_sleep)"

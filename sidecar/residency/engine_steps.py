@@ -51,7 +51,7 @@ async def start(machine: Machine, model: ModelState) -> None:
         stages = model.starting = StartClock(began)
         machine.say(f"{model.name} starts on {_gpu_names(model.gpus)}")
         model.starts += 1
-        machine.host.keep(model.name, model.size.pools)
+        model.host_pools = model.size.pools
         facts = await _started(machine, model, stages, stopping, {gpu.index: gpu.used for gpu in gpus})
     except _Sized as sized:
         model.taught = True
@@ -128,8 +128,8 @@ async def _failed_to_start(
     model.failed_starts[kind] += 1
     model.least_room = room if full else 0
     others = memory.foreign(machine, model) if full else ""
-    more = "; ".join(filter(None, (memory.share_advice(machine, model, error), others)))
-    await fail(machine, model, error, more, taught=model.taught)
+    words = "; ".join(filter(None, (str(error), memory.share_advice(machine, model, error), others)))
+    await fail(machine, model, EngineFailed(words, found=found), taught=model.taught)
 
 
 async def _taken_since(machine: Machine, model: ModelState, before: Sequence[GPU]) -> int:
@@ -194,20 +194,17 @@ async def end_anyway(machine: Machine, model: ModelState) -> None:
     if model.lifecycle.pending is not STOP:
         machine.transition(model, "stop")
     model.gone()
-    machine.host.release(model.name)
     machine.transition(model, "stopped")
 
 
 async def fail(
-    machine: Machine, model: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False, how: str = "failed"
+    machine: Machine, model: ModelState, error: EngineFailed, *, taught: bool = False, how: str = "failed"
 ) -> bool:
     """Report a failed engine to gateways at once, then end its processes. Return False if its memory has not come
-    back. `more`: what to do, and who else holds memory there. `taught`: the next start differs. `how`: the kind of end,
-    in a word."""
+    back. `taught`: the next start differs. `how`: the kind of end, in a word."""
     event: Event = "out_of_memory" if error.out_of_memory and model.lifecycle.pending else "failed"
-    why = f"{error}; {more}" if more else str(error)
-    machine.transition(model, "taught" if taught else event, why)
-    machine.say(f"{model.name} {how}: {why}")
+    machine.transition(model, "taught" if taught else event, str(error))
+    machine.say(f"{model.name} {how}: {error}")
     back = await _ended(machine, model)
     machine.keep()
     if model.lifecycle.pending is STOP:  # somebody wanted it ended
@@ -220,7 +217,6 @@ async def _ended(machine: Machine, model: ModelState) -> bool:
     back = await _processes_ended(machine, model)
     await memory.size(machine, model)  # by what was measured
     model.gone()
-    machine.host.release(model.name)
     return back
 
 

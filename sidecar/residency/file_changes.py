@@ -8,10 +8,12 @@ name goes. A still newer file, also one that takes everything back, finds whatev
 
 from __future__ import annotations
 
-from sidecar.core.config import SidecarConfig
+import msgspec
+
+from sidecar.core.config import MAX_MODELS, SidecarConfig
 from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOPPED
 from sidecar.core.model_state import ModelState
-from sidecar.core.reload import NEW, Changes, changes, in_force, too_many
+from sidecar.core.reload import NEW, Changes, changes
 from sidecar.residency import engine_memory as memory
 from sidecar.residency import engine_steps as steps
 from sidecar.residency import scheduler
@@ -30,13 +32,13 @@ class FileChanges:
     def take(self, file: SidecarConfig, taken: SidecarConfig, host_memory: int) -> Changes:
         """Take a newer file, of which `taken` takes effect. Raises ValueError, with nothing changed."""
         machine, models = self._machine, self._machine.models
-        wrong = too_many(models, taken.models)
-        if wrong:
-            raise ValueError(wrong)
+        if (together := len({*models, *taken.models})) > MAX_MODELS:
+            why = f"with those that have to end first there are {together}, and a report holds {MAX_MODELS}"
+            raise ValueError(f"models: {why}")
         before, was = machine.config, self._taken
         found = changes(was, file, taken, lambda name: self._same(name, was, taken))
         self._taken = taken
-        machine.host.bound = host_memory
+        machine.host_bound = host_memory
         for name, model in models.items():
             model.leaving = name not in taken.models
             model.replaced = model.leaving or not self._same(name, before, taken)
@@ -60,9 +62,11 @@ class FileChanges:
         return settings(name, before) == settings(name, after)
 
     def _come_into_force(self) -> None:
-        machine = self._machine
-        ending = {name for name, model in machine.models.items() if model.replaced}
-        machine.config = in_force(machine.config, self._taken, ending)
+        """Have engines started and sized by the newest file, and those that have to end first known as they were."""
+        machine, was = self._machine, self._machine.config
+        ending = [name for name, model in machine.models.items() if model.replaced]
+        kept = {name: msgspec.structs.replace(was.models[name], engine=was.engine_of(name)) for name in ending}
+        machine.config = msgspec.structs.replace(self._taken, models={**self._taken.models, **kept})
         machine.engines.apply(machine.config)
 
     # -- what has to end first ----------------------------------------------------------------------------------

@@ -20,9 +20,8 @@ from sidecar.core.sleep import note
 from sidecar.residency import engine_memory as memory
 from sidecar.residency import engine_steps as steps
 from sidecar.residency import operations, planner, scheduler
-from sidecar.residency.effects import Engine
 from sidecar.residency.file_changes import FileChanges
-from sidecar.residency.machine import Machine
+from sidecar.residency.machine import Engine, Machine
 from sidecar.residency.orders import Orders
 from sidecar.residency.report import gpu_report, model_report
 from sidecar.residency.sleep_steps import LEAST_FREED
@@ -144,8 +143,7 @@ class Manager:
 
     def gpus(self) -> tuple[GPUReport, ...]:
         """Each GPU as last read, and why it is refused, if it is."""
-        monitor = self.machine.monitor
-        return tuple(gpu_report(gpu, monitor.refused(gpu)) for gpu in monitor.gpus)
+        return tuple(map(gpu_report, self.machine.monitor.gpus))
 
     def models(self) -> tuple[ModelReport, ...]:
         """A report of each model."""
@@ -160,7 +158,7 @@ async def _take_over(machine: Machine, name: str, record: EngineRecord) -> None:
     """Take over an engine by its record. The engine is ended instead if the file no longer has its model, if its
     profile has changed, if it was in the middle of waking (its weights may then be missing), or if it has fallen asleep
     since its record and still holds its memory."""
-    model, host, say = machine.models.get(name), machine.host, machine.say
+    model, say = machine.models.get(name), machine.say
     try:
         engine = await machine.engines.adopt(name, record)
     except EngineFailed as error:
@@ -176,8 +174,8 @@ async def _take_over(machine: Machine, name: str, record: EngineRecord) -> None:
     model.lifecycle = Lifecycle(now, SLEEPING if model.level else RUNNING)
     model.gpus, model.size, model.first_residue = engine.gpus, record.size, record.first_residue
     model.host_pinned = model.level == 1 or record.host > 0
-    host.keep(name, record.size.pools)
-    host.adopt(name, max(record.host, record.size.host if model.level == 1 else 0))
+    model.host_pools = record.size.pools
+    model.host_taken = max(record.host, record.size.host if model.level == 1 else 0)
     model.sized, model.unusable, model.facts = True, "", record.told
     model.used(now)
     machine.running[name] = engine

@@ -23,8 +23,7 @@ from sidecar.core.plan import Plan
 from sidecar.core.sleep import Level
 from sidecar.residency import engine_steps as steps
 from sidecar.residency import planner, sleep_steps
-from sidecar.residency.effects import Engine
-from sidecar.residency.machine import Machine
+from sidecar.residency.machine import Engine, Machine
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
 ORDERED_WITHIN = 60.0  # seconds, where somebody has ordered it
@@ -43,8 +42,8 @@ async def carry_out(
         if await _made_room(machine, model, plan, victims, after, patient=patient):
             await _begin(machine, model, plan)
     finally:
-        for name in victims:
-            machine.host.cancel(name)
+        for victim in victims.values():
+            victim.host_booked = 0
 
 
 async def _made_room(
@@ -142,7 +141,7 @@ async def retire(
         else:
             _give_up(machine, [model])
     finally:
-        machine.host.cancel(model.name)
+        model.host_booked = 0
 
 
 async def _drained(machine: Machine, model: ModelState, after: int, within: float) -> bool:

@@ -17,7 +17,7 @@ from sidecar.residency import planner, scheduler
 from sidecar.residency.machine import Machine
 from sidecar.residency.report import model_report
 
-Order = Literal["sleep", "stop", "off", "on"]
+Order = Literal["ensure", "sleep", "stop", "off", "on"]
 
 
 class Refused(Exception):
@@ -52,6 +52,8 @@ class Orders:
 
     def give(self, profile: str, what: Order) -> ModelReport:
         """Take an order; the model as it is then. Raises KeyError, and Refused with nothing changed."""
+        if what == "ensure":
+            return self.ensure(profile)
         machine, model = self._machine, self._machine.models[profile]
         if what in ("off", "on"):
             _switch(machine, model, off=what == "off")

@@ -36,18 +36,18 @@ def decide(
     there: Sequence[Resident] = (),
 ) -> Plan | Infeasible:
     """The plan to have a model run now; `since`: from when on it is taken to be wanted, where nobody wants it yet;
-    `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies; `there`: what `residents`
+    `idle`: see `residents`; `copy`: beside another engine of its model, see core.inventory; `there`: what `residents`
     returned, where that is known."""
     if machine.config.engine_of(model.name).device == "cpu":
         wakes = model.lifecycle.state is SLEEPING
         return Plan(start=None if wakes else model.name, wake=model.name if wakes else None)
-    settings = PlanSettings(host_memory=machine.host.room, hot=machine.hot, max_starvation=model.max_starvation)
+    settings = PlanSettings(host_memory=machine.host_room, hot=machine.hot, max_starvation=model.max_starvation)
     since = now if since is None else since
-    residents_, devices = there or residents(machine, idle=idle), machine.monitor.devices()
+    residents_, gpus = there or residents(machine, idle=idle), machine.monitor.gpus
     totals = dict(machine.monitor.totals)
 
     def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
-        found = [(total, plan(target, residents_, devices, now, settings)) for total, target in targets]
+        found = [(total, plan(target, residents_, gpus, now, settings)) for total, target in targets]
         sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
         return _best(sized, residents_, model.sizes)
 
@@ -68,7 +68,6 @@ def residents(machine: Machine, *, idle: Idle = "") -> list[Resident]:
             now,
             demand.in_flight(model.name) + (demand.waiting(model.name) if model.serves() else 0),
             unseen(machine, model),
-            machine.host.held(model.name),
         )
         for model in machine.models.values()
         if model.gpus
@@ -83,29 +82,29 @@ def has_room(machine: Machine, model: ModelState, decision: Plan) -> bool:
     wakes = model.lifecycle.state is SLEEPING and decision.wake is not None
     need, own = (model.size.claim, model.size.residue) if wakes else (model.size.start_needs, 0)
     others = [each for each in residents(machine) if each.profile != model.name]
-    for device in machine.monitor.devices():
-        here = [each for each in others if device.index in each.gpus]
-        free = device.free + own - sum(each.unseen for each in here)
-        if device.index in decision.gpus and need > min(free, device.total - sum(each.held for each in here)):
+    for gpu in machine.monitor.gpus:
+        here = [each for each in others if gpu.index in each.gpus]
+        free = gpu.free + own - sum(each.unseen for each in here)
+        if gpu.index in decision.gpus and need > min(free, gpu.total - sum(each.held for each in here)):
             return False
     return True
 
 
 def sleep_level(machine: Machine, model: ModelState) -> Level | None:
     """Level to sleep at, 1 only while host memory has room for the weights; None: the model is better stopped."""
-    return chosen_level(model.sleep_levels(), host_fits=machine.host.fits(model.name, model.size.host))
+    return chosen_level(model.sleep_levels(), host_fits=machine.host_fits(model, model.size.host))
 
 
 def better_stopped(machine: Machine, model: ModelState) -> str:
     """The reason why a model that may sleep by its profile is stopped instead, in words; empty: it may sleep."""
     if model.profile.sleeps is None or sleep_level(machine, model) is not None:
         return ""
-    name, size, host = model.name, model.size, machine.host
+    name, size = model.name, model.size
     if not levels(model.profile, model.slept, unified=model.unified):
         return f"{name} has no level 2, and {POOL}"
     if not model.sleep_levels():
         return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
-    left = max(0, host.room - host.total + host.held(name)) / GIB
+    left = max(0, machine.host_left(model)) / GIB
     return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
 
 

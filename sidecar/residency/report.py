@@ -22,10 +22,10 @@ LONGEST = 2000  # characters of a sentence, as the wire has it
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"]+/)+")
 
 
-def gpu_report(gpu: GPU, refused: str) -> GPUReport:
-    """Report of one GPU; `refused`: why nothing is started on it, empty if it is used."""
+def gpu_report(gpu: GPU) -> GPUReport:
+    """Report of one GPU."""
     utilization = None if gpu.utilization is None else gpu.utilization / 100
-    return made_of(GPUReport, gpu, utilization=utilization, refused=refused[:LONGEST])
+    return made_of(GPUReport, gpu, utilization=utilization, refused=gpu.refused[:LONGEST])
 
 
 def model_report(machine: Machine, profile: str, there: Sequence[Resident] = ()) -> ModelReport:
@@ -94,12 +94,12 @@ def explained(machine: Machine, profile: str) -> str:
         return "\n".join([*lines, f"cannot be run: {model.unusable}"])
     lines.append(f"needs {model.size.arithmetic}" if model.size.arithmetic else "needs no GPU")
     residents = planner.residents(machine)
-    for device in machine.monitor.devices():
-        here = [r for r in residents if device.index in r.gpus]
+    for gpu in machine.monitor.gpus:
+        here = [r for r in residents if gpu.index in r.gpus]
         held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "no engine of this sidecar"
-        quarantine = "; in quarantine" if device.quarantined else ""
-        free = f"{device.free / GIB:.1f} of {device.total / GIB:.1f} GiB free"
-        lines.append(f"GPU {device.index}: {free}{quarantine}; held by {held}")
+        quarantine = "; in quarantine" if gpu.refused else ""
+        free = f"{gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
+        lines.append(f"GPU {gpu.index}: {free}{quarantine}; held by {held}")
     decision = planner.decide(machine, model, machine.clock()) if model.sized else None
     return "\n".join([*lines, *_decided(model, decision)])
 

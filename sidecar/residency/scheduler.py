@@ -61,15 +61,15 @@ def _let_idle(machine: Machine, model: ModelState, now: float) -> float:
 def _fit_host_memory(machine: Machine) -> None:
     """End the coldest models that sleep at level 1 while they fill more host memory than they may: by a newer file, or
     because an engine with pools of host memory has started."""
-    host, tasks = machine.host, machine.tasks
+    tasks = machine.tasks
     asleep = [model for model in machine.models.values() if model.lifecycle.state is SLEEPING]
-    leaving = sum(host.held(model.name) for model in asleep if model.lifecycle.pending is STOP)
+    leaving = sum(model.host_held for model in asleep if model.lifecycle.pending is STOP)
     for model in sorted(asleep, key=lambda each: each.last_used):
-        if host.total - leaving <= host.room:
+        if machine.host_total - leaving <= machine.host_room:
             return
         idle = model.lifecycle.pending is None and model.name not in tasks and tasks.free(model.gpus)
-        if idle and host.taken(model.name):
-            leaving += host.held(model.name)
+        if idle and model.host_taken:
+            leaving += model.host_held
             machine.say(f"{model.name} ends: models asleep fill more host memory than they may")
             begin_idle(machine, model, "stop")
 
@@ -159,19 +159,15 @@ def _begin(machine: Machine, model: ModelState, decision: Plan, *, patient: bool
         model.lifecycle.step("stop", now)  # it sleeps where it cannot wake
     for each in decision.sleep:
         if each.level == 1:
-            machine.host.book(each.profile, victims[each.profile].size.host)  # the plan has seen that it fits
+            victims[each.profile].host_booked = victims[each.profile].size.host  # the plan has seen that it fits
     for victim in victims.values():
         victim.lifecycle.step("drain" if victim.lifecycle.state is RUNNING else "stop", now)
     after = machine.demand.reports
-    machine.tasks.begin(
-        names, gpus, operations.carry_out(machine, model, decision, victims, after, patient=patient)
-    )
+    machine.tasks.begin(names, gpus, operations.carry_out(machine, model, decision, victims, after, patient=patient))
     machine.touch()
 
 
-def begin_idle(
-    machine: Machine, model: ModelState, what: Literal["sleep", "stop"], *, ordered: bool = False
-) -> None:
+def begin_idle(machine: Machine, model: ModelState, what: Literal["sleep", "stop"], *, ordered: bool = False) -> None:
     """Begin to put a model to sleep or to end it. `ordered`: somebody wants that, its calls have longer to end."""
     now = machine.clock()
     if model.lifecycle.state is SLEEPING:
@@ -180,7 +176,7 @@ def begin_idle(
         model.lifecycle.step("drain", now)
     level = planner.sleep_level(machine, model) if what == "sleep" else None
     if level == 1:
-        machine.host.book(model.name, model.size.host)
+        model.host_booked = model.size.host
     why = planner.better_stopped(machine, model) if what == "sleep" else ""
     retired = operations.retire(machine, model, level, machine.demand.reports, ordered=ordered, why=why)
     machine.tasks.begin([model.name], model.gpus, retired)

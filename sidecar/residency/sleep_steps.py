@@ -19,8 +19,7 @@ from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import LEAST_RESIDUE, Level, MeasuredSleep, residue_exceeded
 from sidecar.residency import engine_memory as memory
 from sidecar.residency import engine_steps as steps
-from sidecar.residency.effects import Engine
-from sidecar.residency.machine import Machine
+from sidecar.residency.machine import Engine, Machine
 
 LEAST_FREED = 0.25  # of what an engine held: who gives back less does not sleep, whatever it says
 LATE = 30.0  # seconds beyond what was expected after which a step hangs, and its engine is ended
@@ -47,16 +46,18 @@ async def sleep(machine: Machine, model: ModelState, level: Level) -> bool:
     except EngineFailed as error:
         return await steps.fail(machine, model, error)
     residue = max([*kept.values(), min(LEAST_RESIDUE, model.size.residue)])
-    taken = _host_taken(machine, model, engine.host_held() - host) if level == 1 else 0
+    taken = _host_taken(model, engine.host_held() - host) if level == 1 else 0
     # What it kept at its first sleep, and what it took of host memory, where that was measured.
     changes = {"residue": residue} if residue and not model.first_residue else {}
     changes |= {"host": taken} if taken not in (0, model.size.host) else {}
     if changes:
         _learn(machine, model, **changes)
-    if level == 1 and not machine.host.take(model.name, taken):
-        left = (machine.host.room - machine.host.total + machine.host.held(model.name)) / GIB
+    if level == 1 and not machine.host_fits(model, taken):
+        left = machine.host_left(model) / GIB
         machine.say(f"{model.name} took {taken / GIB:.1f} GiB of host memory asleep, {left:.1f} were left: it ends")
         return await steps.end(machine, model)
+    if level == 1:
+        model.host_booked, model.host_taken = 0, max(taken, model.host_taken)
     model.fell_asleep(level, residue)
     machine.transition(model, "slept")
     machine.keep()
@@ -135,10 +136,10 @@ async def _given_back(
     return kept
 
 
-def _host_taken(machine: Machine, model: ModelState, grown: int) -> int:
+def _host_taken(model: ModelState, grown: int) -> int:
     """Bytes of host memory that an engine has at level 1: what its processes grew by, where that shows pinned memory;
     what was booked otherwise. It keeps them, so later sleeps take nothing."""
-    before, booked = machine.host.taken(model.name), model.size.host
+    before, booked = model.host_taken, model.size.host
     if before or not booked:
         return before
     return grown if grown >= BELIEVED * booked else booked

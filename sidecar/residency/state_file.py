@@ -6,6 +6,10 @@ served: the trouble is said once, and its end once.
 
 A lock on `PATH.lock` keeps two sidecars from sharing a file, as they would end each other's engines. The lock goes with
 its process, however that ends.
+
+Engines in a file from another machine, or in a copy of another sidecar's file, are not this sidecar's. Their process
+numbers may be strangers' here. On the same machine they are the engines of the sidecar that the file was copied from,
+which may run.
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import functools
+import hashlib
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -27,11 +31,12 @@ from sidecar.core.engine_records import EngineRecord
 from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.step_times import Times
+from sidecar.process.process_family import boot_id
 
-VERSION = 1
 MAX_BYTES = 4 * 1024**2
 MODE = 0o600
 LATE = 10.0  # seconds for a write, after which it is said that the disk hangs
+MACHINE_ID = Path("/etc/machine-id")  # machine-id(5): kept over starts of the machine; a container may have none
 AGAIN = 10.0  # seconds until what could not be written is tried again
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -56,7 +61,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class SavedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of the state file; all but its first three fields by profile."""
 
-    version: int = VERSION
+    version: Literal[1] = 1
     origin: Origin = Origin()
     key: _Key = ""  # that this sidecar's reports show; empty: it has none yet
     engines: dict[_Name, EngineRecord] = {}
@@ -65,10 +70,6 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sleeps: dict[_Name, MeasuredSleep] = {}
     times: dict[_Name, Times] = {}
     off: tuple[_Name, ...] = ()  # profiles that an operator has switched off
-
-
-class _Versioned(msgspec.Struct):
-    version: int
 
 
 def encode(state: SavedState) -> bytes:
@@ -81,12 +82,9 @@ def decode(data: bytes) -> SavedState:
     if len(data) > MAX_BYTES:
         raise StateError(f"it has {len(data)} bytes, expected at most {MAX_BYTES}")
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if version == VERSION:
-            return msgspec.json.decode(data, type=SavedState)
+        return msgspec.json.decode(data, type=SavedState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(str(error)) from None
-    raise StateError(f"it is of version {version}, expected {VERSION}")
 
 
 def _trusted(seen: os.stat_result) -> None:
@@ -191,7 +189,7 @@ class StateFile:
     async def _write(self) -> None:
         while (data := self._wanted) is not None:
             self._wanted = None
-            writing = asyncio.ensure_future(in_thread(functools.partial(self._write_file, self.path, data)))
+            writing = asyncio.ensure_future(in_thread(self._write_file, self.path, data))
             if not (await asyncio.wait([writing], timeout=LATE))[0]:
                 self._becomes(f"no answer from the disk for {LATE:g} s")
             try:
@@ -241,3 +239,48 @@ def replace(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+# -- origin -----------------------------------------------------------------------------------------------------------
+
+
+def own_state(known: SavedState, path: Path, say: Callable[[str], None]) -> SavedState:
+    """Return what the state file at `path` knows of this sidecar. `say` gets a line on everything that is left out.
+
+    Of another sidecar's state only measurements and lessons stay, because they belong to the model and not to the
+    machine. The key is dropped too, because gateways would take two sidecars with one key for one sidecar.
+    """
+    here = Origin(machine=machine(), path=os.path.realpath(path))
+    why = _another(known.origin, here)
+    if why:
+        say(
+            f"the state file {path} {why}: no engine in it is taken over or ended; what models were measured to take "
+            "is kept"
+        )
+        return SavedState(origin=here, measured=known.measured, lessons=known.lessons, sleeps=known.sleeps)
+    boot = boot_id() if known.engines else ""
+    engines = {name: record for name, record in known.engines.items() if record.process.boot == boot}
+    if gone := ", ".join(sorted(known.engines.keys() - engines.keys())):
+        say(
+            f"the state file {path} is from before the machine's last start, or from another machine: no engine of "
+            f"that time is taken over or ended ({gone})"
+        )
+    return msgspec.structs.replace(known, origin=here, engines=engines)
+
+
+def machine(file: Path = MACHINE_ID) -> str:
+    """A digest of the machine's id, as machine-id(5) wants the id itself kept in confidence; empty: it has none."""
+    try:
+        found = file.read_bytes().strip()
+    except OSError:
+        return ""
+    return hashlib.sha256(b"weir sidecar " + found).hexdigest()[:32] if found else ""
+
+
+def _another(was: Origin, here: Origin) -> str:
+    """The reason why a file is another sidecar's; empty: it is this one's, perhaps under a new name."""
+    if "" not in {was.machine, here.machine} and was.machine != here.machine:
+        return "was written on another machine"
+    if was.path and os.path.realpath(was.path) != here.path and os.path.exists(was.path):
+        return f"is a copy of {was.path}"
+    return ""

@@ -30,19 +30,18 @@ from gateway.shared.operator_log import as_text
 from gateway.shared.service_manager import ServiceManager
 from sidecar import __version__
 from sidecar.control.api import Api, control_app
-from sidecar.control.tokens import Tokens
+from sidecar.control.client import Tokens
 from sidecar.core.config import RelaySettings, SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
 from sidecar.core.status import Status
-from sidecar.gpus.sampler import Sampler
+from sidecar.gpus.monitor import Sampler
 from sidecar.relay.relay import Relay
+from sidecar.reporting.gateway_link import Reporting
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
-from sidecar.residency.state_file import StateFile
-from sidecar.serve.assembly import gpus_of, managed, relay_of, sidecar_id
-from sidecar.serve.file_reload import FileReload
+from sidecar.residency.state_file import StateFile, own_state
+from sidecar.serve.assembly import FileReload, gpus_of, managed, relay_of, sidecar_id
 from sidecar.serve.operator_log import say
-from sidecar.serve.state_origin import own_state
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines or the relay end with the sidecar
 LEFT_WITHIN = 5.0  # seconds for gateways to leave the relay after that
@@ -108,10 +107,11 @@ async def serve(options: Options) -> None:
             await state.flush()
             raise
         view.control, listen = port.address, msgspec.structs.replace(config.listen, port=port.port)
-        view.reporter = Reporter(
-            manager, config.gateways, sidecar=sidecar_id(config), boot=view.boot, listen=listen, relay=relayed,
+        settings = Reporting(
+            sidecar=sidecar_id(config), boot=view.boot, listen=listen, relay=relayed,
             token=options.tokens.report, ca=options.ca, say=say,
         )  # fmt: skip
+        view.reporter = Reporter(manager, config.gateways, settings)
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
         for line in warnings(config):

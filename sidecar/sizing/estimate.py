@@ -20,36 +20,16 @@ from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
-from sidecar.sizing.adapters import adapter_rank, slot_bytes
-from sidecar.sizing.claim import MOST, UNIFIED_MOST, Claim, claim, refuse_reason
-from sidecar.sizing.context import choose_context, context_words
-from sidecar.sizing.host_pools import amount, host_pool_bytes
-from sidecar.sizing.memory import (
-    Need,
-    Residue,
-    arithmetic,
-    asleep,
-    gib,
-    kv_element_bytes,
-    kv_per_sequence,
-    kv_per_token,
-    need,
-)
+from sidecar.sizing import claim as claims
+from sidecar.sizing import extras, memory
+from sidecar.sizing.claim import Claim
+from sidecar.sizing.extras import amount, draft_model, host_pool_bytes
+from sidecar.sizing.memory import Batch, Need, Residue, gib
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_model
-from sidecar.sizing.speculation import draft_gpus, draft_model, drafted_share
-from sidecar.sizing.taught import (
-    NOTHING_LEARNT,
-    beside,
-    cuda_of,
-    largest_share,
-    no_room_reason,
-    taught,
-)
 from sidecar.sizing.weights import StoredWeights, on_each_gpu
 from sidecar.sizing.without_files import simulated, unknown
-from sidecar.sizing.working_memory import Batch, batch, graphs
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 UNTOLD_CONTEXT = 2048  # tokens: vLLM's, for a model whose config does not say
@@ -96,7 +76,7 @@ class Sizing:
         """Memory of an engine of the profile on each GPU; `unified`: it is the host's too. Raises Unusable, and
         KeyError."""
         profile, engine = self._config.models[name], self._config.engine_of(name)
-        lesson = lesson or NOTHING_LEARNT
+        lesson = lesson or claims.NOTHING_LEARNT
         rank = await self._rank(profile)
         if engine.device == "cpu":
             if engine.simulated is None and profile.flags.get("load-format") != "dummy":
@@ -142,16 +122,16 @@ class Sizing:
         if told.kv_tokens is None or shape.states or any(cache.window is not None for cache in shape.caches):
             return None  # some layers keep less of a sequence than its tokens
         dtype = _kv_dtype(profile)  # auto: newer vLLM takes 8 bits by itself where the model brings scales for it
-        element = 1 if dtype == "auto" else kv_element_bytes("auto", dtype)
-        return told.kv_tokens * kv_per_token(shape, gpus=profile.tensor_parallel, element=element)
+        element = 1 if dtype == "auto" else memory.kv_element_bytes("auto", dtype)
+        return told.kv_tokens * memory.kv_per_token(shape, gpus=profile.tensor_parallel, element=element)
 
     async def _rank(self, profile: Profile) -> int:
         """Rank of its adapters; 0: it has none. Raises Unusable."""
         if not profile.adapters:
             return 0
-        call = partial(adapter_rank, self._folder, profile.adapters)
+        rank, folder = extras.adapter_rank, self._folder
         try:
-            return await in_thread(call, within=READ_WITHIN, raises=(Unusable,))
+            return await in_thread(rank, folder, profile.adapters, within=READ_WITHIN, raises=(Unusable,))
         except TimeoutError:
             raise Unusable(f"its adapters were not read within {READ_WITHIN:g} s: does their disk hang?") from None
 
@@ -179,9 +159,8 @@ class Sizing:
             shape=_text(given("hf-config-path")),
             sizes_only=self._sizes_only,
         )
-        call = partial(read_model, where)
         try:
-            return KnownModel(*await in_thread(call, within=READ_WITHIN, raises=(Unusable, NotKnown)))
+            return KnownModel(*await in_thread(read_model, where, within=READ_WITHIN, raises=(Unusable, NotKnown)))
         except TimeoutError:
             raise Unusable(f"{profile.model_path} was not read within {READ_WITHIN:g} s: does its disk hang?") from None
 
@@ -217,8 +196,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         short = self.least.total - self.claim.bytes
         doubt = f"; it may not start: {gib(short)} GiB more are needed by estimate" if short > 0 else ""
         taken, total = gib(self.claim.bytes), gib(self.claim.total)
-        fits = "" if self.context_length is None else f"; {context_words(self.context_length, self.own_context)}"
-        return f"{taken} GiB on {where} of {total} GiB: {arithmetic(told)}{measured}{fits}{doubt}"
+        fits = "" if self.context_length is None else f"; {claims.context_words(self.context_length, self.own_context)}"
+        return f"{taken} GiB on {where} of {total} GiB: {memory.arithmetic(told)}{measured}{fits}{doubt}"
 
 
 def estimate(
@@ -229,40 +208,45 @@ def estimate(
     measured: Measured | None = None,
     *,
     cuda: int | None = None,
-    lesson: Lesson = NOTHING_LEARNT,
+    lesson: Lesson = claims.NOTHING_LEARNT,
     unified: bool = False,
 ) -> Estimate:
     """Estimate a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not known).
 
     `lesson`: of starts with these settings. `unified`: the memory is the host's. Raises ModelError."""
-    cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
+    cuda = claims.cuda_of(total, lesson) if cuda is None else min(cuda, total)
     shape, most = _with_caches(profile, model.shape), _batch(profile, total)
     own = shape.context or UNTOLD_CONTEXT
     own = min(own, lesson.longest or own)
     needed = _needs(profile, msgspec.structs.replace(model, shape=shape), most, measured, lesson, own)
-    share_limit = UNIFIED_MOST if unified else MOST
-    context, room = choose_context(own, profile.context_length, profile.gpu_memory, cuda, lesson, needed, share_limit)
-    chosen = context if context < own and not profile.context_length else None
+    limit = claims.UNIFIED_MOST if unified else claims.MOST
+    given, told = profile.context_length, profile.gpu_memory
+    context, room = claims.choose_context(own, given, told, cuda, lesson, needed, limit)
+    chosen = context if context < own and not given else None
     least = needed(context)
     at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, most.sequences))
     wanted = needed(max(context, min(at_once * context, TOKENS)), at_once)
     if chosen is not None:  # all that there is, since that is not enough
         wanted = msgspec.structs.replace(least, kv=room)
-    made = _claim(profile, least, cuda, largest_share(lesson, cuda, least.total, share_limit), wanted)
+    made = _claim(profile, least, cuda, claims.largest_share(lesson, cuda, least.total, limit), wanted)
+    graphs = 0 if most.eager else memory.graphs(shape, most.sequences)
+    # vLLM does not start a hybrid model with room for the states of fewer sequences than `--max-num-seqs`.
+    states = memory.kv_per_sequence(shape, gpus=profile.tensor_parallel)
+    with_states = max(1, min(most.sequences, made.kv // states)) if states else None
     return Estimate(
         least=least,
         claim=made,
         stored=model.stored,
-        beyond=beside(made.start_needs, lesson, cuda, total, 0 if most.eager else graphs(shape, most.sequences)),
-        residue=asleep(least, 1, unified=unified),
+        beyond=claims.beside(made.start_needs, lesson, cuda, total, graphs),
+        residue=memory.asleep(least, 1, unified=unified),
         own_context=own,
         context_length=chosen,
-        tokens=_tokens(least, made.kv),
-        sequences=_fewer(_sequences(shape, made.kv, most.sequences, profile.tensor_parallel), lesson.sequences),
+        tokens=least.tokens * made.kv // least.kv if least.kv else least.tokens,
+        sequences=min((each for each in (with_states, lesson.sequences) if each), default=None),
         batch=most,
-        why=refuse_reason(shape, least, made, present)
+        why=claims.refuse_reason(shape, least, made, present)
         or _too_many(profile, lesson)
-        or no_room_reason(made, lesson, total),
+        or claims.no_room_reason(made, lesson, total),
     )
 
 
@@ -273,19 +257,19 @@ def _needs(
     model's context."""
     gpus, shape, stored, draft = profile.tensor_parallel, model.shape, model.stored, model.draft
     rank = largest_rank(profile, model.lora_rank) if model.lora_rank else 0
-    beside_weights = slot_bytes(shape, rank, lora_slots(profile)) if rank else 0
+    beside_weights = extras.slot_bytes(shape, rank, lora_slots(profile)) if rank else 0
     if draft is not None:
-        beside_weights += on_each_gpu(draft.stored, draft.shape, draft_gpus(profile.flags, gpus))
+        beside_weights += on_each_gpu(draft.stored, draft.shape, extras.draft_gpus(profile.flags, gpus))
     on_gpus = max(0, stored.bytes - int(amount(profile.flags.get("cpu-offload-gb")) * GIB) * gpus)
     needed = partial(
-        need,
+        memory.need,
         shape,
         StoredWeights(on_gpus, min(stored.wide, on_gpus)),
         gpus=gpus,
         dtype=_text(profile.flags.get("dtype")) or "auto",
         kv_dtype=_kv_dtype(profile),
         most=most,
-        drafted=drafted_share(profile.flags, shape, None if draft is None else draft.shape),
+        drafted=extras.drafted_share(profile.flags, shape, None if draft is None else draft.shape),
         quantized=_text(profile.flags.get("quantization")),
         beside=beside_weights,
         measured=measured,
@@ -293,19 +277,19 @@ def _needs(
     told_kv = needed(tokens=lesson.tokens or profile.context_length or own, sequences=1).kv
 
     def after_lesson(tokens: int, sequences: int = 1) -> Need:
-        return taught(needed(tokens=tokens, sequences=sequences), lesson, told_kv)
+        return claims.taught(needed(tokens=tokens, sequences=sequences), lesson, told_kv)
 
     return after_lesson
 
 
 def _claim(profile: Profile, least: Need, cuda: int, limit: int, wanted: Need) -> Claim:
     """The claim by what the profile says: so much KV cache, a share of the GPU, or what is `wanted`."""
-    memory = profile.gpu_memory
-    if isinstance(memory, KvMemory):
-        return claim(least, cuda, kv=memory.kv, most=limit)
-    if memory == "auto":
-        return claim(wanted, cuda, most=limit)
-    return claim(least, cuda, utilization=memory)
+    told = profile.gpu_memory
+    if isinstance(told, KvMemory):
+        return claims.claim(least, cuda, kv=told.kv, most=limit)
+    if told == "auto":
+        return claims.claim(wanted, cuda, most=limit)
+    return claims.claim(least, cuda, utilization=told)
 
 
 def _with_caches(profile: Profile, shape: ModelShape) -> ModelShape:
@@ -317,7 +301,7 @@ def _with_caches(profile: Profile, shape: ModelShape) -> ModelShape:
 
 
 def _batch(profile: Profile, total: int) -> Batch:
-    return batch(
+    return memory.batch(
         total,
         int(amount(profile.flags.get("max-num-batched-tokens"))) or None,
         int(amount(profile.flags.get("max-num-seqs"))) or None,
@@ -351,17 +335,6 @@ def size_of(profile: Profile, found: Estimate) -> Size:
 # -- a profile's words ------------------------------------------------------------------------------------------------
 
 
-def _sequences(shape: ModelShape, kv: int, most: int, gpus: int) -> int | None:
-    """Sequences that a KV cache has states for; None: a model without states. vLLM does not start a hybrid model
-    with room for fewer states than `--max-num-seqs`."""
-    each = kv_per_sequence(shape, gpus=gpus)
-    return max(1, min(most, kv // each)) if each else None
-
-
-def _fewer(sequences: int | None, learnt: int | None) -> int | None:
-    return learnt if sequences is None else min(sequences, learnt or sequences)
-
-
 def _too_many(profile: Profile, lesson: Lesson) -> str | None:
     """Return the reason why a hybrid model cannot start with the operator's number of sequences; None if none is
     known."""
@@ -374,11 +347,6 @@ def _too_many(profile: Profile, lesson: Lesson) -> str | None:
     )
 
 
-def _tokens(least: Need, kv: int) -> int:
-    """Tokens that such a KV cache holds, about."""
-    return least.tokens * kv // least.kv if least.kv else least.tokens
-
-
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
@@ -387,7 +355,7 @@ def _kv_dtype(profile: Profile) -> str:
     """Return the flag's dtype, or auto for an unknown one: newer dtypes are smaller, so the estimate is safe."""
     told = str(profile.flags.get("kv-cache-dtype", "auto"))
     try:
-        kv_element_bytes("auto", told)
+        memory.kv_element_bytes("auto", told)
     except ModelError:
         return "auto"
     return told

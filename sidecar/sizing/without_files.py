@@ -7,9 +7,8 @@ from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.profile import KvMemory, Profile
-from sidecar.sizing.context import context_words, longest_context
+from sidecar.sizing import claim as claims
 from sidecar.sizing.memory import LITTLE, PINNED, RESIDUE, gib
-from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, beside, cuda_of, taught_share
 
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
 SIMULATED_RESIDUE = GIB  # what a simulated engine keeps asleep
@@ -19,7 +18,7 @@ def unknown(
     profile: Profile,
     total: int,
     why: str,
-    lesson: Lesson = NOTHING_LEARNT,
+    lesson: Lesson = claims.NOTHING_LEARNT,
     *,
     comes: bool = False,
     stored: int | None = None,
@@ -29,9 +28,9 @@ def unknown(
     start is then ended and repeated with the real size, unless `gpu_memory` gives a share. `stored`: bytes of the
     weights, where they are known."""
     memory = profile.gpu_memory
-    share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
+    share = memory if isinstance(memory, float) else claims.taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
-    beyond = beside(taken, lesson, cuda_of(total, lesson), total)
+    beyond = claims.beside(taken, lesson, claims.cuda_of(total, lesson), total)
     sleeps = profile.sleeps is not None
     host = taken * profile.tensor_parallel  # its weights are less
     if stored is not None:
@@ -40,8 +39,8 @@ def unknown(
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
     anew = "once its files are here it is started anew with what it needs; hf download fetches them first"
     said = anew if guessed else said
-    context = None if profile.context_length else _context(int(share * cuda_of(total, lesson)), lesson)
-    fits = "" if context is None else f"; {context_words(context, lesson.tokens)}"
+    context = None if profile.context_length else _context(int(share * claims.cuda_of(total, lesson)), lesson)
+    fits = "" if context is None else f"; {claims.context_words(context, lesson.tokens)}"
     return Size(
         claim=taken + beyond,
         start_needs=taken + beyond,
@@ -49,7 +48,7 @@ def unknown(
         host=host if sleeps else 0,
         share=share,
         sequences=lesson.sequences,
-        context=UNKNOWN_CONTEXT,
+        context=claims.UNKNOWN_CONTEXT,
         context_length=context,
         beyond=beyond,
         guessed=guessed,
@@ -65,18 +64,18 @@ def _context(room: int, lesson: Lesson) -> int | None:
     def fits(tokens: int) -> bool:
         return lesson.rest + lesson.context * tokens // lesson.tokens + LITTLE <= room
 
-    context = longest_context(lesson.tokens, fits)
+    context = claims.longest_context(lesson.tokens, fits)
     return context if context < lesson.tokens else None
 
 
-def simulated(profile: Profile, total: int, lesson: Lesson = NOTHING_LEARNT) -> Size:
+def simulated(profile: Profile, total: int, lesson: Lesson = claims.NOTHING_LEARNT) -> Size:
     """Return the size of a simulated engine, which has no files: half of its memory counts as weights. A failed start
     may have taught a larger size, unless the operator gave a share. Raises Unusable if no GPU is large enough."""
     memory = profile.gpu_memory
     share = BY_ITSELF if isinstance(memory, KvMemory) or memory == "auto" else memory
     taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)
     if lesson.rest and not isinstance(memory, float):
-        taken = max(taken, min(total, lesson.rest + (lesson.context or UNKNOWN_CONTEXT) + LITTLE))
+        taken = max(taken, min(total, lesson.rest + (lesson.context or claims.UNKNOWN_CONTEXT) + LITTLE))
     if taken > total:
         raise Unusable(f"gpu_memory is {gib(taken)} GiB, and a GPU has {gib(total)}: give it less")
     sleeps = profile.sleeps is not None

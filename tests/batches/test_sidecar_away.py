@@ -34,8 +34,8 @@ def outcome(openai: OpenAI) -> str | None:
 
 def lost(machine: Box) -> None:
     """End the engines as the machine's power does."""
-    for engine in machine.engines():
-        process_family.send(engine.pid, engine.started, signal.SIGKILL)
+    for _, pid, started in machine.engines():
+        process_family.send(pid, started, signal.SIGKILL)
     assert until(lambda: not machine.engines(), 60.0) is not None
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from loadtest.processes import Child, get, until
-from sidecar.gpus.simulated import lay_out
 from tests.cluster.site import Machine, Site, site
 from tests.e2e.children import post
+from tests.sidecar.laid_out import lay_out
 
 pytestmark = pytest.mark.slow
 GIB = 1024**3

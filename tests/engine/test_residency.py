@@ -19,8 +19,9 @@ from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.profile_file import profiles
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
-from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim, lay_out
+from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim
 from tests.engine.test_sim_faults import ask, faults, send, text
+from tests.sidecar.laid_out import lay_out
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

@@ -14,7 +14,7 @@ import pytest
 
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted
-from sidecar.core.copies import SLEEPS_AFTER
+from sidecar.core.inventory import SLEEPS_AFTER
 from tests.flow.test_manager import virtual
 from tests.gateway_callers import GatewayCall, GatewayCallers
 

@@ -306,7 +306,8 @@ async def changed_at_random(seed: int, files: int) -> None:
             assert answer.ending != "astray"
             assert (answer.ending, answer.how) != ("broken", "SIGTERM"), "a call was cut off"
         await asyncio.sleep(400.0)
-        assert {name: entry.profile for name, entry in made.manager.entries.items()} == made.manager.machine.config.models
+        in_force = made.manager.machine.config.models
+        assert {name: entry.profile for name, entry in made.manager.entries.items()} == in_force
         assert not [entry for entry in made.manager.entries.values() if entry.replaced or entry.leaving]
         clean(made)
         made.machine.faults.fail_start = 0

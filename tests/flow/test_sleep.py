@@ -108,7 +108,7 @@ async def test_two_gpus_that_evict_at_once_do_not_count_on_the_same_host_memory(
         await asyncio.gather(*(made.gateways[0].call(name, 0.5) for name in "cd"))
         assert made.state() == "a sleeping, b sleeping, c running, d running"
         assert sorted(made.entry(name).level for name in "ab") == [1, 2]
-        assert made.manager.machine.host.total == 6 * GIB
+        assert made.manager.machine.host_total == 6 * GIB
 
 
 @virtual
@@ -118,12 +118,12 @@ async def test_an_engine_keeps_its_host_memory_when_it_has_woken() -> None:
         await used(made, "a", "b")
         await put_to_sleep(made, "a")
         await used(made, "a")
-        assert (made.entry("a").level, made.manager.machine.host.total) == (0, 6 * GIB)
+        assert (made.entry("a").level, made.manager.machine.host_total) == (0, 6 * GIB)
         await put_to_sleep(made, "b", "a")
         assert (made.entry("a").level, made.entry("b").level) == (1, 2)
         made.manager.orders.give("a", "stop")
         await made.until("a", "stopped")
-        assert made.manager.machine.host.total == 0
+        assert made.manager.machine.host_total == 0
 
 
 @virtual
@@ -132,11 +132,11 @@ async def test_less_host_memory_by_a_newer_file_ends_those_that_sleep_in_it_the_
         await used(made, "a", "b")
         await put_to_sleep(made, "a", "b")
         await used(made, "c")
-        assert made.manager.machine.host.total == 12 * GIB
+        assert made.manager.machine.host_total == 12 * GIB
         made.reload(made.text, host_memory=7 * GIB)
         await made.until("a", "stopped")
         assert made.state() == "a stopped, b sleeping, c running"
-        assert made.manager.machine.host.total == 6 * GIB
+        assert made.manager.machine.host_total == 6 * GIB
         made.reload(made.text, host_memory=0)
         await made.until("b", "stopped")
         assert made.state() == "a stopped, b stopped, c running"
@@ -148,7 +148,7 @@ async def test_what_it_really_took_of_host_memory_is_booked_and_remembered() -> 
     async with site(three(model), host_memory=18 * GIB) as made:
         await used(made, "a", "b")
         await put_to_sleep(made, "a")
-        assert made.manager.machine.host.total == pytest.approx(8.8 * GIB, rel=0.01)
+        assert made.manager.machine.host_total == pytest.approx(8.8 * GIB, rel=0.01)
         await put_to_sleep(made, "b")
         assert made.entry("b").level == 1, "6 GiB were booked for it, as its files say"
         await made.restart()
@@ -166,7 +166,7 @@ async def test_one_that_took_more_host_memory_than_there_is_ends_and_sleeps_othe
         made.manager.orders.give("a", "sleep")
         await made.until("a", "stopped")
         assert len(said(made, "a took 12.0 GiB of host memory asleep, 10.0 were left: it ends")) == 1
-        assert made.manager.machine.host.total == 0
+        assert made.manager.machine.host_total == 0
         await used(made, "a")
         await put_to_sleep(made, "a")
         assert made.entry("a").level == 2
@@ -177,11 +177,11 @@ async def test_a_drain_in_vain_gives_back_what_was_booked() -> None:
     async with site(three(), host_memory=7 * GIB) as made:
         await used(made, "a", "b")
         waiting = asyncio.ensure_future(made.gateways[0].call("c", 0.5))
-        while made.manager.machine.host.total == 0:  # virtual time
+        while made.manager.machine.host_total == 0:  # virtual time
             await asyncio.sleep(0.001)
         made.engines.all["a"].requests = 1  # somebody calls it without a gateway
         await asyncio.sleep(14.9)
-        assert made.manager.machine.host.total == 6 * GIB
+        assert made.manager.machine.host_total == 6 * GIB
         await asyncio.sleep(0.4)
         made.engines.all["a"].requests = 0
         assert (await waiting).ending == "served"
@@ -192,10 +192,10 @@ async def test_an_engine_that_is_killed_gives_back_its_host_memory() -> None:
     async with site(three()) as made:
         await used(made, "a")
         await put_to_sleep(made, "a")
-        assert made.manager.machine.host.total == 6 * GIB
+        assert made.manager.machine.host_total == 6 * GIB
         made.engines.all["a"].kill()
         await asyncio.sleep(1.0)
-        assert made.manager.machine.host.total == 0
+        assert made.manager.machine.host_total == 0
         await made.until("a", "running")
 
 
@@ -206,7 +206,7 @@ async def test_an_engine_that_is_taken_over_has_its_host_memory() -> None:
         await put_to_sleep(made, "a")
         await used(made, "a")
         await made.restart(killed=True)
-        assert made.manager.machine.host.total == 6 * GIB
+        assert made.manager.machine.host_total == 6 * GIB
         await put_to_sleep(made, "b")
         assert made.entry("b").level == 2
 
@@ -387,14 +387,14 @@ async def test_pools_of_host_memory_leave_less_to_those_that_sleep() -> None:
         await made.until("a", "sleeping")
         assert (await made.gateways[0].call("c", 1.0)).ending == "served"
         await asyncio.sleep(1.0)
-        assert made.manager.machine.host.room == 4 * GIB
+        assert made.manager.machine.host_room == 4 * GIB
         assert made.state().startswith("a stopped"), "its weights have no room beside the pools, and it has no level 2"
         await made.restart()
-        assert made.manager.machine.host.room == 4 * GIB, "an engine that is taken over has its pools still"
+        assert made.manager.machine.host_room == 4 * GIB, "an engine that is taken over has its pools still"
         assert (await made.gateways[0].call("b", 1.0)).ending == "served"
         made.manager.orders.give("c", "stop")
         await made.until("c", "stopped")
-        assert made.manager.machine.host.room == 24 * GIB
+        assert made.manager.machine.host_room == 24 * GIB
     async with site({"c": pools}, host_memory=16 * GIB) as made:
         refused = await made.gateways[0].call("c", 1.0)
         assert (refused.ending, made.engines.tried) == ("refused", [])

@@ -18,7 +18,7 @@ from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError
-from sidecar.process.readiness import LOOK_EVERY, ready
+from sidecar.process.start_evidence import LOOK_EVERY, ready
 from sidecar.residency import engine_memory
 
 LARGE, SMALL = Model(weights=6 * GIB, claim=20 * GIB), Model(weights=6 * GIB, claim=20 * GIB)

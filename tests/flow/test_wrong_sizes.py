@@ -103,7 +103,7 @@ async def test_a_quarantine_that_nothing_ends_is_over_after_a_while() -> None:
         made.machine.faults.kept = 3600.0
         made.manager.orders.give("a", "stop")
         await made.until("a", "stopped")
-        assert [each.index for each in made.manager.machine.monitor.devices() if each.quarantined] == [0]
+        assert [each.index for each in made.manager.machine.monitor.gpus if each.refused] == [0]
         made.machine.faults.kept = 0.0
         assert (await made.gateways[0].call("b", 1.0, 60.0)).ending == "refused"
         await asyncio.sleep(QUARANTINE + 2.0)

@@ -19,9 +19,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from loadtest.processes import Child, Gateway, until
-from sidecar.gpus.simulated import lay_out
 from tests.operate.collector import Collector
 from tests.operate.prometheus import Prometheus
+from tests.sidecar.laid_out import lay_out
 
 GIB = 1024**3
 BLOCKS = 512  # KV blocks of each engine: few calls at a time fill it

@@ -24,13 +24,13 @@ import pytest
 
 from loadtest.processes import Gateway, free_port, get, until
 from sidecar.core.config import decode
-from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
 from sidecar.ray.pool import decode as decode_pool
 from sidecar.ray.pool import for_node
 from sidecar.serve.assembly import owner
 from tests.beside import beside
 from tests.e2e.children import post
+from tests.sidecar.laid_out import lay_out
 
 GIB = 1 << 30
 TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
@@ -133,7 +133,7 @@ class Machines:
         file = self.folder / "nodes" / f"{node}.yaml"
         if not file.exists():
             return set()
-        return {orphan.pid for orphan in process_family.orphans(owner(decode(file.read_bytes()), file.parent))}
+        return {pid for _, pid, _ in process_family.orphans(owner(decode(file.read_bytes()), file.parent))}
 
     def call(self) -> tuple[int, bytes]:
         """Status and body of a call for `chat`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import Child, Gateway
-from sidecar.gpus.simulated import lay_out
+from tests.sidecar.laid_out import lay_out
 
 pytestmark = pytest.mark.slow  # a second for each process started
 

@@ -58,8 +58,8 @@ def nothing_left(*, heir: bool = True) -> Iterator[None]:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         marked = process_family.orphans(f"test-{os.getpid()}")
-        for orphan in marked:
-            process_family.send(orphan.pid, orphan.started, signal.SIGKILL)
+        for _, pid, started in marked:
+            process_family.send(pid, started, signal.SIGKILL)
     assert left == set(), "children or zombies were left"
     assert marked == [], "processes were left to init"
     after = descriptors()

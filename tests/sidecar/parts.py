@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from sidecar.core.config import decode
-from sidecar.gpus.sampler import Sampler
-from sidecar.gpus.simulated import lay_out
+from sidecar.gpus.monitor import Sampler
 from sidecar.residency.manager import Manager
-from sidecar.residency.state_file import StateFile
+from sidecar.residency.state_file import StateFile, own_state
 from sidecar.serve.assembly import gpus_of, managed
-from sidecar.serve.state_origin import own_state
+from tests.sidecar.laid_out import lay_out
 
 GIB = 1 << 30
 FILE = """

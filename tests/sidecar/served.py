@@ -17,10 +17,10 @@ import httpx
 
 from loadtest.processes import Child, free_port, get, until
 from sidecar.core.config import decode
-from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
 from sidecar.serve.assembly import owner
 from tests.plain_http import NOBODY
+from tests.sidecar.laid_out import lay_out
 
 GIB = 1 << 30
 NUMBERS = itertools.count()
@@ -91,7 +91,7 @@ class Box:
         with httpx.Client(transport=transport, timeout=60) as client:
             assert client.post("http://engine/_faults", json=faults).status_code == 200
 
-    def engines(self) -> list[process_family.Orphan]:
+    def engines(self) -> list[tuple[str, int, int]]:
         return process_family.orphans(owner(decode(self.file.read_bytes()), self.folder))
 
 
@@ -102,6 +102,6 @@ def box(folder: Path, more: str = MODELS) -> Iterator[Box]:
     try:
         yield found
     finally:
-        for orphan in found.engines():
-            process_family.send(orphan.pid, orphan.started, signal.SIGKILL)
+        for _, pid, started in found.engines():
+            process_family.send(pid, started, signal.SIGKILL)
         assert until(lambda: not found.engines(), 60.0) is not None

@@ -8,11 +8,18 @@ from loadtest.engine.memory_stages import residue
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import claim, refuse_reason
-from sidecar.sizing.context import choose_context
+from sidecar.sizing.claim import (
+    beside,
+    choose_context,
+    claim,
+    cuda_of,
+    largest_share,
+    no_room_reason,
+    refuse_reason,
+    taught,
+)
 from sidecar.sizing.memory import Need
 from sidecar.sizing.model_config import shape_from
-from sidecar.sizing.taught import beside, cuda_of, largest_share, no_room_reason, taught
 
 SHAPE = shape_from(b'{"num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 8}')
 

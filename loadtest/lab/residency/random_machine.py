@@ -16,7 +16,7 @@ from loadtest.engine.true_memory import CONTEXT, TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import file
-from sidecar.sizing.context import LEAST
+from sidecar.sizing.claim import LEAST
 
 TOTALS = (16, 24, 40, 48, 80)  # GiB
 LISTINGS: tuple[Listing, ...] = ("own", "own", "own", "host", "none")

@@ -29,9 +29,8 @@ from sidecar.core.profile import Profile
 from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
-from sidecar.process.readiness import ready
-from sidecar.sizing.claim import MOST
-from sidecar.sizing.taught import NOTHING_LEARNT
+from sidecar.process.start_evidence import ready
+from sidecar.sizing.claim import MOST, NOTHING_LEARNT
 
 EXIT = 0.5  # seconds from SIGTERM to the end
 DOWNLOADS = 100_000_000  # bytes a second
@@ -70,8 +69,9 @@ class TriedStart(msgspec.Struct):
 
 
 class ResidentEngine:
-    """effects.Engine. `requests`: what runs in it; `hung`: it answers nothing; `serves`: a call sent to it now would be
-    answered; `harmed`: something has failed in it; `ending`: it was told to; `process` is done when it has ended."""
+    """Engine (residency.machine.Engine). `requests`: what runs in it; `hung`: it answers nothing; `serves`: a call sent
+    to it now would be answered; `harmed`: something has failed in it; `ending`: it was told to; `process` is done when
+    it has ended."""
 
     def __init__(
         self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str, profile: Profile
@@ -353,7 +353,7 @@ class _Start:
 
 
 class ResidentEngines:
-    """effects.Engines on one machine; `all` that ever were, for whoever wants to harm one; `profiles`: of the file in
+    """Engines on one machine; `all` that ever were, for whoever wants to harm one; `profiles`: of the file in
     force. `models`: by the last part of their model_path."""
 
     def __init__(self, machine: Machine, models: Mapping[str, Model]) -> None:

@@ -10,10 +10,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from gateway.shared.protocol import ModelReport
 from loadtest.lab.residency.callers import ModelCallers
 from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model, ResidentEngines
-from gateway.shared.protocol import ModelReport
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import ERROR, RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
@@ -91,12 +91,12 @@ class Site:
         self.sleeps = known.sleeps
         config = decode(self.text.encode())
         self.engines.apply(config)
-        monitor, room, hot = GpuMonitor(self.machine.sample, self.say), self._host_memory, self._hot
-        return Manager(
-            managed.Machine(
-                config, self.engines, monitor, None, known=known, host_memory=room, hot=hot, clock=loop.time, say=self.say
-            )
-        )
+        monitor = GpuMonitor(self.machine.sample, self.say)
+        machine = managed.Machine(
+            config, self.engines, monitor, None, known=known, host_memory=self._host_memory, hot=self._hot,
+            clock=loop.time, say=self.say,
+        )  # fmt: skip
+        return Manager(machine)
 
     async def __aenter__(self) -> Site:
         await self.open()
@@ -172,10 +172,12 @@ class Site:
             for gpu, (held, total) in enumerate(zip(self._promised(), self.machine.totals, strict=True)):
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
-            host = self.manager.machine.host
-            leaving = [name for name, entry in self.manager.entries.items() if entry.lifecycle.pending is STOP]
-            if host.total - sum(map(host.held, leaving)) > host.bound:
-                self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
+            machine = self.manager.machine
+            leaving = [entry.host_held for entry in self.manager.entries.values() if entry.lifecycle.pending is STOP]
+            if machine.host_total - sum(leaving) > machine.host_bound:
+                self.wrong.append(
+                    f"{self.now:.1f} s: {machine.host_total / GIB:.1f} GiB of host memory: {self.state()}"
+                )
             for name, entry in self.manager.entries.items():
                 waits = entry.off or entry.replaced  # for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.machine.tasks:
@@ -216,18 +218,13 @@ class Site:
             if life is None or life.state not in (RUNNING, SLEEPING):
                 found.append(f"{sum(held.values()) / GIB:.1f} GiB are held by engine {pid}: {self.state()}")
         for name, entry in self.manager.entries.items():
-            host = self.manager.machine.host
-            if host.held(name) != (host.taken(name) if name in engines else 0):
-                found.append(f"{name} has {host.held(name)} bytes of host memory booked")
+            if entry.host_held != (entry.host_taken if name in engines else 0):
+                found.append(f"{name} has {entry.host_held} bytes of host memory booked")
             if entry.lifecycle.pending is not None:
                 found.append(f"{name} has a {entry.lifecycle.pending.value} pending")
             holds = sum(self.machine.held.get(_pid(self.engines, name), {}).values())
             foreseen = entry.size.residue if entry.level else entry.size.claim if entry.gpus else 0
-            if (
-                name in engines
-                and not self.engines.models[name].true
-                and holds != foreseen * len(entry.gpus)
-            ):
+            if name in engines and not self.engines.models[name].true and holds != foreseen * len(entry.gpus):
                 found.append(f"{name} holds {holds}, by the ledger {foreseen} on each of {entry.gpus}")
         for gateway in self.gateways:
             found += [f"{gateway.name} has {+each}" for each in (gateway.in_flight, gateway.waiting) if +each]

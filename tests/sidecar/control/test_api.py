@@ -146,7 +146,7 @@ def test_no_metric_is_there_twice(tmp_path: Path) -> None:
         assert 'weir_sidecar_claim_bytes{profile="a"} 3.4359738368e+10' in lines
         assert 'weir_sidecar_host_memory_bytes{profile="a"} 0.0' in lines
         (limit,) = (line for line in lines if line.startswith("weir_sidecar_host_memory_limit_bytes "))
-        assert float(limit.split()[1]) == door.manager.machine.host.bound
+        assert float(limit.split()[1]) == door.manager.machine.host_bound
         assert 'weir_sidecar_residue_bytes{profile="a"} 1.073741824e+09' in lines
         assert "weir_sidecar_gpu_processes_hidden 0.0" in lines
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from sidecar.core.copies import SLEEPS_AFTER, SPARED, STAYS
-from sidecar.core.inventory import Resident
+from sidecar.core.inventory import SLEEPS_AFTER, SPARED, STAYS, Resident
 from sidecar.core.lifecycle import RUNNING, SLEEPING, STARTING, Lifecycle, Pending, State
 from sidecar.core.model_state import ModelState
 from sidecar.core.placement import as_resident, as_targets

@@ -193,7 +193,8 @@ def test_the_plan_sees_all_of_it() -> None:
     for at in (1.5, 4.0, 7.0):
         made.used(at)
     made.has_calls(8.0, 3)
-    seen = as_resident(made, 10.0, 3, 5, 4)
+    made.host_taken, made.host_booked = 3, 4
+    seen = as_resident(made, 10.0, 3, 5)
     assert seen.busy_for == 2.0
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
     assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
-from sidecar.core.inventory import Device, PlanSettings, Resident, Target
+from sidecar.core.gpus import GPU
+from sidecar.core.inventory import PlanSettings, Resident, Target
 from sidecar.core.lifecycle import Pending, State
 from sidecar.core.plan import Infeasible, PlacementOption, Plan, PutToSleep, plan, sets_of_gpus
 
@@ -19,10 +21,10 @@ SETTINGS = PlanSettings(host_memory=64 * GIB)
 NAP = {"sleep_levels": (1, 2), "wake_seconds": (3.0, 6.0), "residue": 1, "host_bytes": 5}  # of a model that may sleep
 
 
-def gpus(*totals: float, used: float = 0, **kinds: Any) -> list[Device]:
+def gpus(*totals: float, used: float = 0, **kinds: Any) -> list[GPU]:
     """GPUs of so many GiB, of which others than our residents use `used`."""
     return [
-        Device(index=index, total=int(total * GIB), free=int((total - used) * GIB), **kinds)
+        GPU(index=index, total=int(total * GIB), free=int((total - used) * GIB), **kinds)
         for index, total in enumerate(totals)
     ]
 
@@ -40,13 +42,11 @@ def want(need: float, name: str = "new", waiting: float = 0.0, **kinds: Any) -> 
 
 
 def decide(
-    target: Target, residents: list[Resident], devices: list[Device], settings: PlanSettings = SETTINGS
+    target: Target, residents: list[Resident], devices: list[GPU], settings: PlanSettings = SETTINGS
 ) -> Plan | Infeasible:
     """The plan, with what the residents use taken off `free`."""
     used = {device.index: sum(r.held - r.unseen for r in residents if device.index in r.gpus) for device in devices}
-    real = [
-        Device(index=d.index, total=d.total, free=d.free - used[d.index], quarantined=d.quarantined) for d in devices
-    ]
+    real = [msgspec.structs.replace(device, free=device.free - used[device.index]) for device in devices]
     return plan(target, residents, real, NOW, settings)
 
 
@@ -367,7 +367,7 @@ def test_sixteen_gpus_have_few_sets_that_are_worth_a_look() -> None:
 
 
 def test_quarantined_gpus_are_given_nothing() -> None:
-    sick = gpus(24, quarantined=True) + gpus(24, 24)[1:]
+    sick = gpus(24, refused="not back") + gpus(24, 24)[1:]
     assert decide(want(8), [model("a", 10, 1)], sick) == started(1)
     asleep = model("new", 20, 1, state=SLEEPING, residue=1)
     assert decide(want(20), [asleep], sick) == started(1, stop=("new",)), "it cannot wake there"
@@ -412,11 +412,11 @@ REASONS = {
         want(20), [model("a", 12)], gpus(24, used=8), NEEDS + "other processes hold too much of them", NOW + 5,
     ),
     "quarantine of two, told in any order": (
-        want(20), [], (gpus(24, quarantined=True) + gpus(24, 24, quarantined=True)[1:])[::-1],
+        want(20), [], (gpus(24, refused="not back") + gpus(24, 24, refused="not back")[1:])[::-1],
         NEEDS + "of those it may use, these are in quarantine: 0, 1", NOW + 5,
     ),
     "quarantine": (
-        want(20, gpus=(0,)), [], gpus(24, quarantined=True) + gpus(24, 24)[1:],
+        want(20, gpus=(0,)), [], gpus(24, refused="not back") + gpus(24, 24)[1:],
         NEEDS + "of those it may use, these are in quarantine: 0", NOW + 5,
     ),
     "too large": (want(20), [], gpus(16, 16), NEEDS + "may use only 0 that are so large", None),

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.inventory import Device, PlanSettings, Resident, Target
+from sidecar.core.gpus import GPU
+from sidecar.core.inventory import PlanSettings, Resident, Target
 from sidecar.core.lifecycle import Pending, State
 from sidecar.core.plan import COME_BACK, Infeasible, Plan, plan
 
@@ -38,7 +39,7 @@ PLACES = {
 class Case(NamedTuple):
     target: Target
     residents: tuple[Resident, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[GPU, ...]
     settings: PlanSettings
 
     def decide(self) -> Plan | Infeasible:
@@ -110,7 +111,7 @@ def case(drawn: bytes, others: list[bytes], with_own: bool) -> Case:
     for index in range(count):
         total = of(16, 16, 24)
         free = total - of(*[0] * 12, 2, 4, 8, 16)
-        devices.append(Device(index=index, total=total, free=free, quarantined=of(*[False] * 19, True)))
+        devices.append(GPU(index=index, total=total, free=free, refused=of(*[""] * 19, "not back")))
     names = list("abcdef"[: len(others)])
     if with_own and of(False, False, False, True):
         names[-1] = "target"
@@ -154,7 +155,7 @@ def room(case: Case, gpu: int, gone: Iterable[Resident], asleep: Iterable[Reside
 
 def possible_sets(case: Case) -> Iterator[tuple[int, ...]]:
     allowed = [d.index for d in case.devices if case.target.gpus is None or d.index in case.target.gpus]
-    usable = [d.index for d in case.devices if d.index in allowed and not d.quarantined]
+    usable = [d.index for d in case.devices if d.index in allowed and not d.refused]
     return combinations(usable, case.target.tensor_parallel)
 
 
@@ -167,7 +168,7 @@ def fits(case: Case, gpus: Iterable[int], gone: Iterable[Resident], asleep: Iter
 def wakes(case: Case, gone: Iterable[Resident], asleep: Iterable[Resident] = ()) -> bool:
     """Whether the target can wake where it sleeps."""
     own = case.own
-    healthy = {d.index for d in case.devices if not d.quarantined}
+    healthy = {d.index for d in case.devices if not d.refused}
     if own is None or own.state is not SLEEPING or not healthy.issuperset(own.gpus):
         return False
     return all(room(case, gpu, gone, asleep) >= own.claim - own.residue for gpu in own.gpus)
@@ -227,7 +228,7 @@ def test_no_gpu_is_ever_given_more_than_it_has(case: Case) -> None:
     own = case.own
     for gpu in decided.gpus:
         device = next(d for d in case.devices if d.index == gpu)
-        assert not device.quarantined
+        assert not device.refused
         here = [r for r in case.residents if gpu in r.gpus]
         freed = sum(held(r) for r in here if r in stopped) + sum(r.claim - r.residue for r in here if r in asleep)
         needs = own.claim - own.residue if decided.wake and own is not None else case.target.need

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from gateway.shared.files.checked import InvalidFile
 from sidecar.core.config import SidecarConfig, decode
-from sidecar.core.reload import CHANGED, GONE, LATER, NEW, RESTARTED, Changes, changes, in_force, newer, too_many
+from sidecar.core.reload import CHANGED, GONE, LATER, NEW, RESTARTED, Changes, changes, newer
 
 MODELS = "models: {a: {model_path: /m/a}, b: {model_path: /m/b}}\n"
 
@@ -62,18 +61,3 @@ def test_models_that_the_sidecar_as_it_was_started_cannot_have() -> None:
     with pytest.raises(InvalidFile, match="started for models on CPU alone"):
         taken(MODELS, "engine: {device: cpu}\n" + MODELS)
     assert taken(MODELS, "engine_addresses: 8100-8199\n" + MODELS)[1].models == config().models
-
-
-def test_profiles_whose_engines_still_run_are_kept_as_they_were() -> None:
-    before = config("engine: {python: /old}\n" + MODELS)
-    after = config("engine: {python: /new}\nmodels: {b: {model_path: /m/x}, c: {model_path: /m/c}}\n")
-    held = in_force(before, after, {"a", "b", "never"})
-    assert sorted(held.models) == ["a", "b", "c"]
-    assert [held.engine_of(name).python for name in "abc"] == ["/old", "/old", "/new"]
-    assert held.models["b"] == msgspec.structs.replace(before.models["b"], engine=before.engine)
-    assert in_force(before, after, ()).models == after.models
-
-
-def test_there_is_room_for_those_that_have_to_end_first() -> None:
-    assert too_many([str(n) for n in range(200)], [str(n) for n in range(256)]) == ""
-    assert "there are 257" in too_many(["x"], [str(n) for n in range(256)])

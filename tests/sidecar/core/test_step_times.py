@@ -7,7 +7,7 @@ import pytest
 
 from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
-from sidecar.core.startup_lines import kind_of, share_of, stage_of
+from sidecar.core.start_progress import kind_of, share_of, stage_of
 from sidecar.core.step_times import (
     COMPILE,
     DISK,

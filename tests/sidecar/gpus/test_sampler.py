@@ -16,9 +16,9 @@ import pytest
 from loadtest.simulate import vtime
 from sidecar.core.gpus import GPU, GPUError, Unselectable
 from sidecar.gpus import monitor
-from sidecar.gpus.monitor import GpuMonitor
-from sidecar.gpus.sampler import Sampler
-from sidecar.gpus.simulated import SimulatedGPUs, claim, lay_out
+from sidecar.gpus.monitor import GpuMonitor, Sampler
+from sidecar.gpus.simulated import SimulatedGPUs, claim
+from tests.sidecar.laid_out import lay_out
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ import asyncio, sys
 from pathlib import Path
 from sidecar.core.gpus import GPUError
 from sidecar.gpus.simulated import SimulatedGPUs
-from sidecar.gpus.sampler import Sampler
+from sidecar.gpus.monitor import Sampler
 
 async def main():
     try:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.gpus import GPUError, Unselectable
-from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim, lay_out
+from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim
+from tests.sidecar.laid_out import lay_out
 
 # What a program does that may not import the sidecar: the format, by hand.
 BY_HAND = """

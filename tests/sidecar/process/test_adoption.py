@@ -115,7 +115,7 @@ def test_an_engine_is_adopted_after_its_sidecar_is_gone(tmp_path: Path, heir: bo
         async with asyncio.timeout(WITHIN):
             while process_family.marker_of(unmarked) is not None:
                 await asyncio.sleep(0.01)
-        assert {orphan.pid for orphan in process_family.orphans(name)} == {record.pid, child}
+        assert {pid for _, pid, _ in process_family.orphans(name)} == {record.pid, child}
         process.output.ring.feed(b"\n" * 10_000)
         async with asyncio.timeout(WITHIN):
             while "beat" not in process.output.ring.lines():
@@ -246,10 +246,10 @@ def test_orphans_of_one_sidecar_are_ended_but_those_that_are_kept(tmp_path: Path
         await child_of(kept)
         await child_of(other)
         found = process_family.orphans(name)
-        assert {orphan.engine for orphan in found} == {f"{name}/a", f"{name}/b"}
-        assert {orphan.pid for orphan in found} >= {records[0].pid, records[1].pid}
+        assert {engine for engine, _, _ in found} == {f"{name}/a", f"{name}/b"}
+        assert {pid for _, pid, _ in found} >= {records[0].pid, records[1].pid}
         assert await end_orphans(name, keep={f"{name}/b"}, within=WITHIN) == ()
-        assert {orphan.engine for orphan in process_family.orphans(name)} == {f"{name}/b"}
+        assert {engine for engine, _, _ in process_family.orphans(name)} == {f"{name}/b"}
         assert kept.alive
         assert other.alive
         await kept.terminate(WITHIN)

@@ -27,10 +27,11 @@ from sidecar.core.config import decode
 from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
 from sidecar.core.vllm import Completion
-from sidecar.gpus.simulated import SimulatedGPUs, lay_out
+from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process.engine import VllmEngines
 from sidecar.process.process_family import marker_of
-from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.machine import Engine, Engines
+from tests.sidecar.laid_out import lay_out
 from tests.sidecar.nothing_left import gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

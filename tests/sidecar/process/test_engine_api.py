@@ -17,7 +17,7 @@ from typing import Literal
 import pytest
 
 from loadtest.processes import Child, free_port
-from sidecar.core.vllm import Completion
+from sidecar.core.vllm import Completion, steps_from
 from sidecar.process.engine_api import ANSWER_LIMIT, ApiError, EngineApi, Kind
 from tests.sidecar.scripted import Scripted, answer, engine, play, stopped
 
@@ -55,6 +55,11 @@ async def post(api: EngineApi, target: str, body: object = None) -> None:
     await api._ask("POST", target, 5.0, body)
 
 
+async def busy(api: EngineApi) -> int:
+    sample = await api.gauges()
+    return sample.running + sample.waiting
+
+
 # -- an engine that is well -------------------------------------------------------------------------------------------
 
 
@@ -66,7 +71,7 @@ def test_how_an_engine_is(running: tuple[Child, str]) -> None:
             assert await api.is_sleeping() is False
             await api.alive()
             gauges = await api.gauges()
-            assert (gauges.idle, gauges.kv_usage, gauges.kv_tokens) == (True, 0.0, 409_600)
+            assert (gauges.running, gauges.waiting, gauges.kv_usage, gauges.capacity_tokens) == (0, 0, 0.0, 409_600)
             assert gauges.sleep_state == "awake"
 
     play(scene)
@@ -75,9 +80,9 @@ def test_how_an_engine_is(running: tuple[Child, str]) -> None:
 def test_warm_up_and_canary(running: tuple[Child, str]) -> None:
     async def scene() -> None:
         async with aclosing(EngineApi(running[1], "m")) as api:
-            before = await api.gauges()
+            before = steps_from(await api._metrics(5.0))
             await api.warm_up("hello", 3)
-            assert (await api.gauges()).steps - before.steps >= 3 * 16  # tokens alone
+            assert steps_from(await api._metrics(5.0)) - before >= 3 * 16  # tokens alone
             first = await api.canary()
             assert len(first.text) > 16
             assert await api.canary() == first
@@ -124,7 +129,7 @@ def test_sleep_waits_for_what_runs(running: tuple[Child, str]) -> None:
         async with aclosing(EngineApi(running[1], "m")) as api:
             await post(api, "/_faults", {"hang": True})
             under_way = asyncio.create_task(api.canary())
-            while (await api.gauges()).idle:
+            while not await busy(api):
                 await asyncio.sleep(0.001)
             await fails("timeout", api.sleep(1, within=3.0))  # enough to ask for the version, and for the sleep
             await fails("timeout", api.is_sleeping(within=0.1))
@@ -167,9 +172,9 @@ def test_a_stopped_engine_is_not_alive(running: tuple[Child, str], dev_mode: boo
 def test_without_dev_mode_an_idle_engine_must_make_a_token(running: tuple[Child, str]) -> None:
     async def scene() -> None:
         async with aclosing(EngineApi(running[1], "m", dev_mode=False)) as api:
-            before = await api.gauges()
+            before = steps_from(await api._metrics(5.0))
             await api.alive()
-            assert (await api.gauges()).steps > before.steps
+            assert steps_from(await api._metrics(5.0)) > before
             await post(api, "/_faults", {"hang": True})
             await api.health()
             assert "/v1/completions" in str(await fails("timeout", api.alive(3.0)))  # it is asked how busy it is first
@@ -184,10 +189,10 @@ def test_without_dev_mode_a_busy_engine_must_make_steps(running: tuple[Child, st
     async def scene() -> None:
         async with aclosing(EngineApi(running[1], "m", dev_mode=False)) as api:
             long = asyncio.create_task(api._complete("hello", 30_000, 60.0))
-            while (await api.gauges()).idle:
+            while not await busy(api):
                 await asyncio.sleep(0.001)
             await api.alive(60.0)
-            assert not (await api.gauges()).idle
+            assert await busy(api)
             await post(api, "/_faults", {"hang": True})
             error = await fails("timeout", api.alive(4.0))
             assert str(error) == "no step in 4 s with 1 running and 0 waiting requests: EngineCore hangs"

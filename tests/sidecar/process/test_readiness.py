@@ -17,7 +17,7 @@ import pytest
 from loadtest.processes import Child, free_port
 from sidecar.core.start_progress import StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
-from sidecar.process.readiness import ready
+from sidecar.process.start_evidence import ready
 from tests.sidecar.scripted import Scripted, answer, engine, play
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

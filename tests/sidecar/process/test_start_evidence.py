@@ -20,8 +20,7 @@ from sidecar.core.start_progress import StartProgress
 from sidecar.process import process_family, start_evidence
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.process import Process
-from sidecar.process.readiness import ready
-from sidecar.process.start_evidence import StartEvidence, bytes_in, download_folders
+from sidecar.process.start_evidence import StartEvidence, bytes_in, download_folders, ready
 from tests.sidecar.nothing_left import gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes and seconds: `make check` has enough of them

@@ -11,12 +11,10 @@ import pytest
 
 from loadtest.processes import until
 from sidecar.cli import main
-from sidecar.control.client import ControlClient
-from sidecar.control.tokens import Tokens
+from sidecar.control.client import ControlClient, Tokens
 from sidecar.core import config
 from sidecar.core.profile import Sleep
 from sidecar.core.status import Status
-from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
 from sidecar.ray.node import Node
 from sidecar.ray.pool import PoolConfig, decode, explain, file_of, for_node, node_id
@@ -24,6 +22,7 @@ from sidecar.residency.state_file import StateFile
 from sidecar.serve.assembly import owner
 from sidecar.serve.operator_log import say
 from tests.config_files import problems_of, structs_of
+from tests.sidecar.laid_out import lay_out
 
 EXAMPLE = Path(__file__).parents[3] / "sidecar" / "cli" / "pool.yaml"
 TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
@@ -194,7 +193,7 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
     node = Node(pool, "n", "127.0.0.9", Tokens(report="a" * 16, order=TOKEN))
 
     def engines() -> set[int]:
-        return {orphan.pid for orphan in process_family.orphans(owner(ours, file.parent))}
+        return {pid for _, pid, _ in process_family.orphans(owner(ours, file.parent))}
 
     def asked() -> Status:
         return msgspec.json.decode(ControlClient(ours, TOKEN).ask("GET", "/status"), type=Status)

@@ -15,6 +15,7 @@ from loadtest.processes import free_port
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings
 from sidecar.reporting import gateway_link, reporter
+from sidecar.reporting.gateway_link import Reporting
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
 from tests.certificates import made
@@ -50,7 +51,8 @@ def reporting(
     say = (lambda _: None) if lines is None else lines.append
     control = Address.parse(listen)
     assert control is not None
-    found = Reporter(manager, urls, sidecar="box", boot=BOOT, listen=control, relay=relay, token=TOKEN, say=say)
+    settings = Reporting(sidecar="box", boot=BOOT, listen=control, relay=relay, token=TOKEN, say=say)
+    found = Reporter(manager, urls, settings)
     found.start()
     return found
 
@@ -133,7 +135,7 @@ def test_one_that_hangs_or_is_gone_delays_no_other_and_is_told_of_once(
 
 
 def test_an_answer_without_end_or_sense_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_link, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(protocol, "MAX_BYTES", 100_000)
     lines: list[str] = []
 
     async def scene() -> None:

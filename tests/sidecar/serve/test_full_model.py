@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import Child, free_port, get, until
-from sidecar.gpus.simulated import lay_out
 from tests.beside import beside
 from tests.e2e.children import post
+from tests.sidecar.laid_out import lay_out
 
 GIB = 1 << 30
 POLICY = """

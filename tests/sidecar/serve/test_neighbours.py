@@ -11,8 +11,9 @@ import pytest
 
 from loadtest.processes import Child, until
 from sidecar.core.lesson import Measured
-from sidecar.gpus.simulated import SimulatedGPUs, lay_out
+from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.residency.state_file import decode, encode, replace
+from tests.sidecar.laid_out import lay_out
 from tests.sidecar.served import GIB, Box, box
 
 
@@ -82,7 +83,7 @@ def test_each_has_gpus_of_its_own(tmp_path: Path) -> None:
             for machine in (one, two):
                 machine.awake(profile)
             # a ends for b on each alone: 40 % and 70 %.
-            assert held(one) == {n: {each.pid for each in m.engines()} for n, m in enumerate((one, two))}
+            assert held(one) == {n: {pid for _, pid, _ in m.engines()} for n, m in enumerate((one, two))}
         assert [machine.state("b") for machine in (one, two)] == ["running", "running"]
 
 
@@ -95,7 +96,7 @@ def test_on_one_gpu_the_others_engines_are_foreign_memory(tmp_path: Path) -> Non
             two.ask("POST", "/models/b/ensure")
             assert until(lambda: "other processes hold too much" in message(two, "b"), 60.0) is not None
             two.awake("a")
-            assert held(one)[0] == {each.pid for machine in (one, two) for each in machine.engines()}
+            assert held(one)[0] == {pid for machine in (one, two) for _, pid, _ in machine.engines()}
             first.process.kill()
             first.process.wait(60)
             assert one.engines() == engines

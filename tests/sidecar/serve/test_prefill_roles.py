@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from loadtest.processes import Child, Gateway, free_port, until
-from sidecar.gpus.simulated import lay_out
+from tests.sidecar.laid_out import lay_out
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,7 @@ from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.step_times import Times
 from sidecar.process import process_family
-from sidecar.residency.state_file import Origin, SavedState, encode
-from sidecar.serve.state_origin import machine, own_state
+from sidecar.residency.state_file import Origin, SavedState, encode, machine, own_state
 from tests.sidecar.served import box
 
 HERE = process_family.boot_id()

@@ -13,8 +13,8 @@ from sidecar.core.arguments import lora_arguments
 from sidecar.core.config import decode
 from sidecar.core.engine_records import Unusable
 from sidecar.core.profile import Profile
-from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.estimate import Sizing
+from sidecar.sizing.extras import adapter_rank, slot_bytes
 from sidecar.sizing.model_config import shape_from
 
 GIB = 1 << 30

@@ -15,12 +15,10 @@ from sidecar.core.diagnosis import diagnosis
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.core.profile import KvMemory, Profile
-from sidecar.sizing.claim import MOST, cuda_total
-from sidecar.sizing.context import LEAST, STEP, longest_context
+from sidecar.sizing.claim import LEAST, MOST, NOTHING_LEARNT, STEP, cuda_total, longest_context
 from sidecar.sizing.estimate import Estimate, KnownModel, estimate, size_of
 from sidecar.sizing.memory import LITTLE
 from sidecar.sizing.model_config import shape_from
-from sidecar.sizing.taught import NOTHING_LEARNT
 from sidecar.sizing.weights import StoredWeights
 from sidecar.sizing.without_files import unknown
 from tests.examples import examples

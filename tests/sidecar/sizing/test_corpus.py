@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from sidecar.core.step_times import LOAD
+from sidecar.sizing.extras import drafted_share
 from sidecar.sizing.model_config import shape_from
-from sidecar.sizing.speculation import drafted_share
 from tests.sidecar.corpus_table import factor, lines, rows, second_lines, seconds
 
 

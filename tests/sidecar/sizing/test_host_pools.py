@@ -12,9 +12,8 @@ from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import Unusable
 from sidecar.core.profile import Profile
 from sidecar.sizing.estimate import KnownModel, estimate
-from sidecar.sizing.host_pools import host_pool_bytes
+from sidecar.sizing.extras import draft_gpus, draft_model, drafted_share, host_pool_bytes
 from sidecar.sizing.model_config import shape_from
-from sidecar.sizing.speculation import draft_gpus, draft_model, drafted_share
 from sidecar.sizing.weights import StoredWeights
 from tests.sidecar.sizing.test_model_files import cached, engines, sharded, size
 

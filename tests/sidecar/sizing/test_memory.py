@@ -12,35 +12,33 @@ from hypothesis import strategies as st
 from gateway.shared.files.units import GIB
 from sidecar.core.lesson import Measured
 from sidecar.sizing.memory import (
+    CONTEXT,
+    DELTA_NET,
     FLOOR,
+    GRAPH,
+    GRAPHS,
+    LARGE,
     MIB,
     RESIDUE,
+    Batch,
     Need,
+    activations,
     arithmetic,
     asleep,
+    batch,
+    captured,
     corrected,
+    graphs,
     kv_bytes,
     kv_element_bytes,
     kv_per_sequence,
     kv_per_token,
     need,
+    overhead,
 )
 from sidecar.sizing.model_config import ModelShape, Quantization, shape_from
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.weights import StoredWeights
-from sidecar.sizing.working_memory import (
-    CONTEXT,
-    DELTA_NET,
-    GRAPH,
-    GRAPHS,
-    LARGE,
-    Batch,
-    activations,
-    batch,
-    captured,
-    graphs,
-    overhead,
-)
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

@@ -21,12 +21,11 @@ from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, Measured, learn
 from sidecar.process.engine import VllmEngines
 from sidecar.residency.engine_memory import current
-from sidecar.sizing.memory import RESIDUE
+from sidecar.sizing.claim import OWN_CONTEXT
+from sidecar.sizing.memory import GRAPH, RESIDUE
 from sidecar.sizing.model_config import Quantization
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, cache_folder, read_model
-from sidecar.sizing.taught import OWN_CONTEXT
 from sidecar.sizing.weights import StoredWeights
-from sidecar.sizing.working_memory import GRAPH
 
 LLAMA = (Path(__file__).parents[1] / "configs" / "llama-3-8b.json").read_bytes()
 EIGHT_B = 16_060_522_496  # bytes of its weights

@@ -9,11 +9,20 @@ import pytest
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import MOST, claim, cuda_total
-from sidecar.sizing.memory import Need
+from sidecar.sizing.claim import (
+    MOST,
+    OWN_CONTEXT,
+    beside,
+    claim,
+    cuda_of,
+    cuda_total,
+    largest_share,
+    no_room_reason,
+    taught,
+    taught_share,
+)
+from sidecar.sizing.memory import Need, graphs
 from sidecar.sizing.model_config import shape_from
-from sidecar.sizing.taught import OWN_CONTEXT, beside, cuda_of, largest_share, no_room_reason, taught, taught_share
-from sidecar.sizing.working_memory import graphs
 
 KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
 CUDA = cuda_total(80 * GIB)
