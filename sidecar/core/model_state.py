@@ -45,8 +45,6 @@ class ModelState:
         self.wanted_until = -math.inf
         self.off = False  # by an operator, until an operator switches it on
         self.stopped_by_hand = False  # not to be started only because it is pinned
-        self.preloads = profile.preload  # it is to be started by itself, if there is room
-        self.not_preloaded = ""  # why there was no room, in words
         self.last_lines: list[str] = []  # of the engine that has ended last
         # How often: events by name, evictions by step and reason, starts, and those that failed by kind of diagnosis.
         self.counts, self.failed_starts = Counter[str](), Counter[str]()
@@ -110,13 +108,8 @@ class ModelState:
         return not self.off and (wanted or (self.profile.pin and not self.stopped_by_hand))
 
     def advance(self, now: float) -> None:
-        """Forget that it was wanted where nobody has said so again in time, unless it is on its way; and that it is to
-        be loaded by itself once it was."""
+        """Forget that it was wanted where nobody has said so again in time, unless it is on its way."""
         life = self.lifecycle
-        if life.state in (RUNNING, SLEEPING, ERROR):
-            self.preloads = False
-        if life.pending is not None:
-            self.not_preloaded = ""
         if now > self.wanted_until and life.pending is None and life.state not in (STARTING, RUNNING):
             self.wanted_since, self.ordered = None, False
 
@@ -201,8 +194,7 @@ class ModelState:
             return now
         if life.state is ERROR and life.rests_until is None:
             return life.restart_at
-        preloads = self.preloads and not self.stopped_by_hand
-        return max(now, life.rests_until or now) if self.wanted(now) or preloads else None
+        return max(now, life.rests_until or now) if self.wanted(now) else None
 
     # -- sleep ------------------------------------------------------------------------------------------------------
 

@@ -100,7 +100,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `sleep`: Sleep of the model; null: stopped instead to make room.
     `stop_after`: Idle time until the model is stopped; null: never.
     `pin`: Whether the model is never put to sleep or stopped to make room.
-    `preload`: Whether the model starts with the sidecar, if there is room.
     `max_starvation`: Longest wait of a call before models used more give way; auto: five switches, from 5 s to 1 min.
     `warmup`: Calls made before the model counts as ready.
     `load_stall`: Longest start without progress (new lines, bytes read, written, downloaded); CPU time doubles it.
@@ -126,7 +125,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Sleep | None = Sleep()
     stop_after: Moment | None = None
     pin: bool = False
-    preload: bool = False
     max_starvation: Literal["auto"] | Moment = "auto"
     warmup: Warmup = Warmup()
     load_stall: Moment = 300.0

@@ -43,9 +43,7 @@ class FileChanges:
             model.leaving = name not in taken.models
             model.replaced = model.leaving or not self._same(name, before, taken)
             if not model.replaced:
-                model.preloads = model.preloads or (taken.models[name].preload and not model.profile.preload)
                 model.profile = taken.models[name]
-                model.not_preloaded = model.not_preloaded if model.profile.preload else ""
                 self._stays(model)
         self._come_into_force()
         for name in found[NEW]:
@@ -112,9 +110,7 @@ class FileChanges:
             del machine.models[model.name], machine.times[model.name]
             machine.say(f"{model.name} is gone, as the file no longer has it")
         else:
-            was_awake = model.withdrawn is not None
             model.renew(self._taken.models[model.name], machine.clock())
-            model.preloads = model.profile.preload and was_awake
             machine.say(f"{model.name} has its new settings")
         self._come_into_force()
         if not model.leaving:

@@ -117,12 +117,11 @@ class Manager:
         return max(self.machine.demand.in_flight(profile), self.entries[profile].busy)
 
     def troubles(self) -> tuple[str, ...]:
-        """Warnings for the operator about GPUs, sleep and preloading, in words."""
+        """Warnings for the operator about GPUs and sleep, in words."""
         notes = {name: note(model.profile, model.slept, unified=model.unified) for name, model in self.entries.items()}
         sleep = [f"{name}: {words}" for name, words in notes.items() if words]
         blind = BLIND if self.machine.blind else ""
-        preloads = [model.not_preloaded for model in self.entries.values()]
-        return tuple(filter(None, (self.machine.monitor.error, blind, *sleep, *preloads)))
+        return tuple(filter(None, (self.machine.monitor.error, blind, *sleep)))
 
     def lines(self, profile: str, most: int) -> list[str]:
         """The last lines that a profile's engine, or the one that has ended last, has written. Raises KeyError."""

@@ -98,8 +98,6 @@ def _let_start(machine: Machine, model: ModelState, now: float) -> float:
     for idle in ("copies", "all") if model.starved(now) else ("copies",):
         if isinstance(decision, Infeasible) and not decision.waits and not model.copy_only:
             decision, patient = planner.decide(machine, model, now, idle=idle), True
-    if model.preloads and (isinstance(decision, Infeasible) or decision.sleep or decision.stop):
-        _preload_later(machine, model, decision)
     if isinstance(decision, Infeasible):
         if model.infeasible is None or model.infeasible.why != decision.why:
             machine.changed.set()
@@ -111,16 +109,6 @@ def _let_start(machine: Machine, model: ModelState, now: float) -> float:
     if model.wanted(now) or model.asked or not (decision.sleep or decision.stop):
         _begin(machine, model, decision, patient=patient)
     return now + RETRY
-
-
-def _preload_later(machine: Machine, model: ModelState, decision: Plan | Infeasible) -> None:
-    """Preload a model later that has no room now, as long as other models have operations under way, which may free
-    some. Otherwise give its preload up and say why."""
-    model.preloads = any(each.lifecycle.pending for each in machine.models.values())
-    if not model.preloads:
-        why = decision.why if isinstance(decision, Infeasible) else "others would have to make room"
-        model.not_preloaded = f"{model.name} is not preloaded: {why}"
-        machine.say(model.not_preloaded)
 
 
 def _ask(machine: Machine, now: float) -> float:

@@ -49,12 +49,12 @@ models:
     context_length: %(context)s
     load_timeout: 5m
     sleep: null
-    preload: true
+    pin: true
     kv_transfer: decode
     gpu_memory: {kv: 1GiB}
     flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
     environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1", UCX_TLS: "tcp,self,sm"}
-  reader: {<<: *tiny, preload: false, pin: true, kv_transfer: prefill}
+  reader: {<<: *tiny, kv_transfer: prefill}
 """
 
 

@@ -268,7 +268,7 @@ GPUS = (
 )
 FIELDS = (
     "model_path, tokenizer_path, served_name, aliases, adapters, context_length, trust_remote_code, tensor_parallel, "
-    "gpus, gpu_memory, sleep, stop_after, pin, preload, max_starvation, warmup, load_stall, load_timeout, "
+    "gpus, gpu_memory, sleep, stop_after, pin, max_starvation, warmup, load_stall, load_timeout, "
     "engine, kv_transfer, flags, environment"
 )
 TOP = (

@@ -30,7 +30,7 @@ token_file: token
 listen: 127.0.0.1:{port}
 engine: {{simulated: h100-8b}}
 models:
-  writer: {{model_path: /m, served_name: m, sleep: null, preload: true, kv_transfer: decode}}
+  writer: {{model_path: /m, served_name: m, pin: true, kv_transfer: decode}}
   reader: {{model_path: /m, served_name: m, pin: true, kv_transfer: prefill}}
 """
 
