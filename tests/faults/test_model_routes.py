@@ -228,9 +228,10 @@ async def copies_end(gateway: Gateway) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mirror_gets_copies_that_the_caller_does_not_feel(over: Callable[..., None], stream: bool) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
-        found = await answers(gateway, range(10), stream=stream)
-        assert {(each.status, each.headers["x-weir-model"]) for each in found} == {(200, "m0")}
-        await copies_end(gateway)
+        for number in range(10):
+            found = await ask(port_of(gateway), asked(number, stream))
+            assert (found.status, found.headers["x-weir-model"]) == (200, "m0")
+            await settled(gateway)  # a copy that finds no room beside the last one is dropped
         assert [len(engine.requests) for engine in engines] == [10, 10, 0]
         sent, copied = json.loads(engines[0].requests[0]), json.loads(engines[1].requests[0])
         assert (sent.pop("model"), copied.pop("model")) == ("m0", "m1")

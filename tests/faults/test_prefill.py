@@ -62,12 +62,18 @@ def scenario(
             await settled(gateway)
             for engine in gateway.fleet:
                 assert engine.ledger.used.get("default", [0, 0]) == [0, 0]
-            async with asyncio.timeout(60):
-                while any(server.engine.scheduler.blocks.used or server.transfers.fetching for server in servers):
-                    await asyncio.sleep(0.01)
+            await until(
+                lambda: not any(server.engine.scheduler.blocks.used or server.transfers.fetching for server in servers)
+            )
             assert problems == []
 
     uvloop.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def post(path: str, fields: dict[str, object]) -> bytes:
@@ -173,7 +179,7 @@ def test_an_engine_that_is_gone_is_down_and_the_prompt_is_read_here() -> None:
         await reader.stop()
         said = await ask(port_of(gateway), chat(stream=True))
         assert (said.status, place(said)["failure"]) == (200, "connect")
-        assert [engine.health.up for engine in gateway.fleet] == [False, True]
+        await until(lambda: [engine.health.up for engine in gateway.fleet] == [False, True])
 
     scenario(body)
 
@@ -209,16 +215,12 @@ def test_a_client_that_leaves_cancels_both_halves(stage: str, monkeypatch: pytes
             "fetching": lambda: writer.transfers.fetching,
             "writing": writer.engine.unfinished,
         }[stage]
-        async with asyncio.timeout(60):
-            while not busy():
-                await asyncio.sleep(0.001)
-        held = [engine.ledger.in_flight for engine in gateway.fleet]
-        assert held == ([1, 1] if stage == "reading" else [0, 1])
+        await until(busy)
+        held = [1, 1] if stage == "reading" else [0, 1]
+        await until(lambda: [engine.ledger.in_flight for engine in gateway.fleet] == held)
         out.transport.abort()
         await settled(gateway)
-        async with asyncio.timeout(60):
-            while reader.engine.unfinished() or writer.engine.unfinished() or writer.transfers.fetching:
-                await asyncio.sleep(0.001)
+        await until(lambda: not (reader.engine.unfinished() or writer.engine.unfinished() or writer.transfers.fetching))
         writer.set_faults(Faults())
 
     if stage == "fetching":
@@ -232,9 +234,7 @@ def test_a_prompt_that_nobody_fetches_is_freed_after_its_time() -> None:
         said = await ask(port_of(gateway), chat())
         assert said.status in (502, 503)
         assert len(reader.engine.kept) == 1
-        async with asyncio.timeout(60):
-            while len(reader.engine.kept):
-                await asyncio.sleep(0.01)
+        await until(lambda: not len(reader.engine.kept))
         assert (reader.engine.kept.fetched, reader.engine.kept.expired) == (0, 1)
 
     scenario(body)
