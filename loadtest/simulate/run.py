@@ -116,7 +116,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         )
         listening.gateway = target
     else:
-        target = Router(engines, RULES[cell.before]())
+        target = Router(engines, RULES[cell.before])
     keys = target.keys if isinstance(target, GatewayTarget) else {}
     run = listening.run = SimulationRun(
         engines,

@@ -23,8 +23,8 @@ from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.rivals.router import Router, Rule
-from loadtest.simulate.rivals.rules import RoundRobin
+from loadtest.simulate.rivals.router import Router
+from loadtest.simulate.rivals.rules import RULES
 from loadtest.simulate.simulation import SimulationRun
 
 PROFILE = "a100-8b"
@@ -60,7 +60,7 @@ class Setting(msgspec.Struct, kw_only=True):
     policy: bytes = POLICY
     warm: float = 60.0
     measured: float = 120.0
-    without: Callable[[], Rule] = RoundRobin  # chooses engines where there is no gateway
+    without: str = "round_robin"  # rule that chooses engines where there is no gateway
     mix: tuple[Kind, ...] = MIX
     progress: Callable[[str, float], None] = lambda what, share: None
     capacity: Saturation | None = None
@@ -113,7 +113,9 @@ class Setting(msgspec.Struct, kw_only=True):
 
         async def whole() -> list[Try]:
             engines = [an_engine(self.seed * 100 + number) for number in range(self.engines)]
-            target = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, self.without())
+            target = (
+                GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, RULES[self.without])
+            )
             run = SimulationRun(
                 engines,
                 target,

@@ -29,9 +29,6 @@ MOST = 2**25  # bytes of an engine
 class CacheAware:
     """`clock`: seconds, for what is forgotten every EVERY."""
 
-    reads = True
-    polls = 0.0
-
     def __init__(self, clock: Callable[[], float] | None = None, most: int = MOST) -> None:
         self._clock = clock or asyncio.get_running_loop().time
         self._most = most // (BLOCK * BYTES)  # blocks

@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -61,15 +61,16 @@ class Worker:
             kept.popitem(last=False)
 
 
-class Rule(Protocol):
-    """Rule of a router. `reads`: whether it looks at prompts; `polls`: seconds between two polls of the engines'
-    metrics, 0: it does not look at them."""
+Choose = Callable[[Prompt, Sequence[Worker]], Worker]  # chooses an engine for a prompt, which is sent there
 
-    reads: bool
-    polls: float
 
-    def choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
-        """The engine for this prompt, which is sent there."""
+class Rule(msgspec.Struct, frozen=True):
+    """Rule of a router. `begin`: gives a function that chooses, with records of its own. `reads`: whether it looks at
+    prompts; `polls`: seconds between two polls of the engines' metrics, 0: it does not look at them."""
+
+    begin: Callable[[], Choose]
+    reads: bool = True
+    polls: float = 0.0
 
 
 class Router:
@@ -77,7 +78,7 @@ class Router:
 
     def __init__(self, engines: Sequence[MemoryEngine], rule: Rule) -> None:
         self._engines = engines
-        self._rule = rule
+        self._rule, self._choose = rule, rule.begin()
         self._workers = [Worker(number, engine.config.profile.num_gpu_blocks) for number, engine in enumerate(engines)]
         self._loop = asyncio.get_running_loop()
         if rule.polls:
@@ -86,7 +87,7 @@ class Router:
     def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         who = call.conversation or str(call.index)
         prompt = prompt_of(call, who, self._engines[0].limits) if self._rule.reads else Prompt((), 0, who)
-        worker = self._rule.choose(prompt, self._workers)
+        worker = self._choose(prompt, self._workers)
         tried.upstream = 1
         answer = RoutedAnswer(client_call, worker, prompt)
         try:

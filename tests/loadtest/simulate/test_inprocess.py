@@ -22,7 +22,7 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.router import Router
-from loadtest.simulate.rivals.rules import RoundRobin
+from loadtest.simulate.rivals.rules import RULES
 from loadtest.simulate.simulation import Broken, Fault, SimulationRun
 
 CHAT = b"/v1/chat/completions"
@@ -362,7 +362,7 @@ def test_sessions_grow_and_find_their_beginning_cached() -> None:
     async def scenario() -> None:
         engines = [an_engine()]
         calls = poisson((conversations(4.0, Prefix(count=1)),), 0.2, 60.0, 1)
-        router = Router(engines, RoundRobin())
+        router = Router(engines, RULES["round_robin"])
         result = await SimulationRun(engines, router, calls, clients=Clients()).until(60.0, grace=60.0)
         assert all(tried.outcome == "ok" for tried in result.tries)
         cached = sum(tried.cached_tokens for tried in result.tries)
@@ -385,7 +385,7 @@ def test_a_closed_loop_of_conversations_waits_for_their_sub_agents() -> None:
 
     async def scenario() -> None:
         engines, calls = [an_engine()], plan(Workload(mix=(kind,)), closed.times(1), 1)
-        router = Router(engines, RoundRobin())
+        router = Router(engines, RULES["round_robin"])
         run = SimulationRun(engines, router, calls, clients=Clients(), closed=3, ended=ended)
         await run.until(600.0)
         assert [len(times) for times in spans.values()] == [2 * (2 + 2 * 3)] * 6

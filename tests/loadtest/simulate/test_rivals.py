@@ -19,17 +19,8 @@ from loadtest.load.workload import Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.rivals.cache_aware import ABSOLUTE, EVERY, CacheAware
-from loadtest.simulate.rivals.router import Prompt, Router, Rule, Worker
-from loadtest.simulate.rivals.rules import (
-    MATCHED,
-    RULES,
-    Direct,
-    LeastPrefillWork,
-    LeastRequests,
-    LlmD,
-    LMetric,
-    RoundRobin,
-)
+from loadtest.simulate.rivals.router import Choose, Prompt, Router, Rule, Worker
+from loadtest.simulate.rivals.rules import MATCHED, RULES, direct, least_requests, llm_d, lmetric, lpwl, round_robin
 from loadtest.simulate.simulation import SimulationRun
 
 
@@ -44,23 +35,23 @@ def prompt(*blocks: int, more: int = 0) -> Prompt:
     return Prompt(blocks, 16 * len(blocks) + more)
 
 
-def chosen(rule: Rule, fleet: Sequence[Worker], prompts: Sequence[Prompt]) -> list[int]:
-    return [rule.choose(each, fleet).number for each in prompts]
+def chosen(choose: Choose, fleet: Sequence[Worker], prompts: Sequence[Prompt]) -> list[int]:
+    return [choose(each, fleet).number for each in prompts]
 
 
 def test_direct_keeps_a_conversation_where_chance_has_put_it() -> None:
     whose = [Prompt((), 0, f"s{number}") for number in range(50)]
-    first = chosen(Direct(), workers(0, 0, 0), whose)
+    first = chosen(direct, workers(0, 0, 0), whose)
     assert set(first) == {0, 1, 2}
-    assert chosen(Direct(), workers(9, 0, 0), whose) == first
+    assert chosen(direct, workers(9, 0, 0), whose) == first
 
 
 def test_round_robin_takes_turns_whatever_is_there() -> None:
-    assert chosen(RoundRobin(), workers(9, 0, 5), [prompt()] * 4) == [0, 1, 2, 0]
+    assert chosen(round_robin(), workers(9, 0, 5), [prompt()] * 4) == [0, 1, 2, 0]
 
 
 def test_least_requests_takes_turns_among_the_least() -> None:
-    assert chosen(LeastRequests(), workers(2, 1, 1), [prompt()] * 3) == [1, 2, 1]
+    assert chosen(least_requests(), workers(2, 1, 1), [prompt()] * 3) == [1, 2, 1]
 
 
 def test_compare_names_the_rules_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,35 +85,35 @@ class Clock:
     ],
 )
 def test_cache_aware_follows_the_text_while_load_is_even(requests: tuple[int, ...], then: Prompt, where: int) -> None:
-    rule, fleet = CacheAware(Clock()), workers(0, 0)
-    assert chosen(rule, fleet, [prompt(1, 2, 3)]) == [0]
+    choose, fleet = CacheAware(Clock()).choose, workers(0, 0)
+    assert chosen(choose, fleet, [prompt(1, 2, 3)]) == [0]
     for worker, count in zip(fleet, requests, strict=True):
         worker.requests = count
-    assert chosen(rule, fleet, [then]) == [where]
+    assert chosen(choose, fleet, [then]) == [where]
 
 
 def test_cache_aware_keeps_the_first_owner_of_a_text_that_was_sent_elsewhere_too() -> None:
-    rule, fleet = CacheAware(Clock()), workers(0, 0)
-    rule.choose(prompt(1, 2), fleet)
+    choose, fleet = CacheAware(Clock()).choose, workers(0, 0)
+    choose(prompt(1, 2), fleet)
     fleet[0].requests = ABSOLUTE + 1
-    assert chosen(rule, fleet, [prompt(1, 2)]) == [1]
+    assert chosen(choose, fleet, [prompt(1, 2)]) == [1]
     fleet[0].requests = ABSOLUTE
-    assert chosen(rule, fleet, [prompt(1, 2)]) == [0]
+    assert chosen(choose, fleet, [prompt(1, 2)]) == [0]
 
 
 def test_cache_aware_forgets_what_was_used_longest_ago_and_leaves_it_to_another_that_has_it() -> None:
     clock = Clock()
-    rule, fleet = CacheAware(clock, most=3 * 64), workers(0, 0)
-    rule.choose(prompt(1, 2), fleet)
+    choose, fleet = CacheAware(clock, most=3 * 64).choose, workers(0, 0)
+    choose(prompt(1, 2), fleet)
     fleet[0].requests = ABSOLUTE + 1
-    rule.choose(prompt(1, 2), fleet)  # the second has it now, too
+    choose(prompt(1, 2), fleet)  # the second has it now, too
     fleet[0].requests = 0
-    rule.choose(prompt(7, 8), fleet)
-    assert chosen(rule, fleet, [prompt(1, 2)]) == [0], "nothing is forgotten in between"
-    rule.choose(prompt(7, 8), fleet)
+    choose(prompt(7, 8), fleet)
+    assert chosen(choose, fleet, [prompt(1, 2)]) == [0], "nothing is forgotten in between"
+    choose(prompt(7, 8), fleet)
     clock.now = EVERY
     fleet[0].requests = 1
-    assert chosen(rule, fleet, [prompt(1, 2)]) == [1], "the first engine has three blocks: 7, 8 and 1"
+    assert chosen(choose, fleet, [prompt(1, 2)]) == [1], "the first engine has three blocks: 7, 8 and 1"
 
 
 # -- llm-d ------------------------------------------------------------------------------------------------------------
@@ -139,32 +130,34 @@ def test_cache_aware_forgets_what_was_used_longest_ago_and_leaves_it_to_another_
     ],
 )
 def test_llm_d_adds_scores_up(waiting: tuple[int, ...], kv: tuple[float, ...], then: Prompt, where: int) -> None:
-    rule, fleet = LlmD(), workers(0, 0)
+    choose, fleet = llm_d(), workers(0, 0)
     fleet[1].kv = 1.0
-    assert chosen(rule, fleet, [prompt(1, 2)]) == [0]
+    assert chosen(choose, fleet, [prompt(1, 2)]) == [0]
     for worker, queued, used in zip(fleet, waiting, kv, strict=True):
         worker.waiting, worker.kv = queued, used
-    assert chosen(rule, fleet, [then]) == [where]
+    assert chosen(choose, fleet, [then]) == [where]
 
 
 def test_llm_d_looks_at_the_first_blocks_only_and_draws_among_equals() -> None:
-    rule, fleet = LlmD(), workers(0, 0, size=10_000)
+    choose, fleet = llm_d(), workers(0, 0, size=10_000)
     fleet[1].kv = 1.0
-    rule.choose(prompt(*range(MATCHED)), fleet)
+    choose(prompt(*range(MATCHED)), fleet)
     fleet[1].kv = 0.0
     fleet[0].waiting = 9
-    assert chosen(rule, fleet, [prompt(*range(MATCHED), *range(5000, 9000))]) == [0], "all that counts was routed there"
+    assert chosen(choose, fleet, [prompt(*range(MATCHED), *range(5000, 9000))]) == [0], (
+        "all that counts was routed there"
+    )
     others = [prompt(-number) for number in range(1, 41)]
     fleet[0].waiting = 0
-    assert set(chosen(LlmD(), fleet, others)) == {0, 1}
-    assert chosen(LlmD(), fleet, others) == chosen(LlmD(), fleet, others)
+    assert set(chosen(llm_d(), fleet, others)) == {0, 1}
+    assert chosen(llm_d(), fleet, others) == chosen(llm_d(), fleet, others)
 
 
 # -- work to read -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("requests", "pending", "lmetric", "lpwl"),
+    ("requests", "pending", "by_lmetric", "by_lpwl"),
     [
         ((2, 1), (0, 0), 0, 0),  # 16 x 2 and 48 x 1; 16 and 48
         ((4, 1), (0, 0), 1, 0),  # 16 x 4 and 48 x 1
@@ -173,18 +166,20 @@ def test_llm_d_looks_at_the_first_blocks_only_and_draws_among_equals() -> None:
         ((1, 0), (0, 0), 1, 0),  # an idle engine counts nothing, with LMetric
     ],
 )
-def test_rules_of_prefill_work(requests: tuple[int, ...], pending: tuple[int, ...], lmetric: int, lpwl: int) -> None:
+def test_rules_of_prefill_work(
+    requests: tuple[int, ...], pending: tuple[int, ...], by_lmetric: int, by_lpwl: int
+) -> None:
     fleet = workers(*requests)
     fleet[0].keep((1, 2), 1000)
     for worker, tokens in zip(fleet, pending, strict=True):
         worker.pending = tokens
-    assert chosen(LMetric(), fleet, [prompt(1, 2, 3)]) == [lmetric]
-    assert chosen(LeastPrefillWork(), fleet, [prompt(1, 2, 3)]) == [lpwl]
+    assert chosen(lmetric, fleet, [prompt(1, 2, 3)]) == [by_lmetric]
+    assert chosen(lpwl(), fleet, [prompt(1, 2, 3)]) == [by_lpwl]
 
 
 def test_lpwl_prefers_fewer_requests_and_then_takes_turns() -> None:
-    assert chosen(LeastPrefillWork(), workers(2, 3, 3), [prompt(1)] * 3) == [0, 0, 0]
-    assert sorted(chosen(LeastPrefillWork(), workers(0, 0, 0), [prompt(1)] * 3)) == [0, 1, 2]
+    assert chosen(lpwl(), workers(2, 3, 3), [prompt(1)] * 3) == [0, 0, 0]
+    assert sorted(chosen(lpwl(), workers(0, 0, 0), [prompt(1)] * 3)) == [0, 1, 2]
 
 
 def test_records_hold_what_was_used_last_and_beginnings_longer_than_ends() -> None:
@@ -204,19 +199,6 @@ def fleet_of(number: int) -> list[MemoryEngine]:
     return [MemoryEngine(config, seed=each) for each in range(number)]
 
 
-class Followed:
-    """A rule, and the workers it was shown."""
-
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-        self.reads, self.polls = rule.reads, rule.polls
-        self.workers: Sequence[Worker] = ()
-
-    def choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
-        self.workers = workers
-        return self._rule.choose(prompt, workers)
-
-
 def agents(seed: int, sessions: int) -> Iterator[Planned]:
     """Coding agents: the scenario that is shipped, with fewer sessions."""
     scenario = load(find("agents"))
@@ -224,35 +206,45 @@ def agents(seed: int, sessions: int) -> Iterator[Planned]:
     return planned(msgspec.structs.replace(scenario, arrivals=Arrivals(closed=closed)), seed=seed)
 
 
-def run(name: str, *, timeout: float = 600.0, dies: bool = False) -> tuple[list[Try], Followed]:
-    """Coding agents behind a rule; all tries, and the rule."""
+def run(name: str, *, timeout: float = 600.0, dies: bool = False) -> tuple[list[Try], Sequence[Worker]]:
+    """Coding agents behind a rule; all tries, and the workers that it was shown."""
+    shown: list[Sequence[Worker]] = []
 
-    async def main() -> tuple[list[Try], Followed]:
+    def begin() -> Choose:
+        choose = RULES[name].begin()
+
+        def follow(prompt: Prompt, workers: Sequence[Worker]) -> Worker:
+            shown[:] = [workers]
+            return choose(prompt, workers)
+
+        return follow
+
+    async def main() -> tuple[list[Try], Sequence[Worker]]:
         engines = fleet_of(2)
-        rule = Followed(RULES[name]())
+        rule = msgspec.structs.replace(RULES[name], begin=begin)
         if dies:
             engines[1].die()
         clients = Clients(retries=0, timeout=timeout)
         made = SimulationRun(engines, Router(engines, rule), agents(1, 6), clients=clients, closed=6)
         result = await made.until(120.0, grace=600.0)
-        return result.tries, rule
+        return result.tries, shown[0]
 
     return vtime.run(main())
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_router_answers_all_and_holds_nothing_afterwards(name: str) -> None:
-    tries, rule = run(name)
+    tries, seen = run(name)
     assert {tried.outcome for tried in tries} == {"ok"}
     assert len(tries) == 6 * 8
-    assert [(worker.requests, worker.pending) for worker in rule.workers] == [(0, 0)] * 2
+    assert [(worker.requests, worker.pending) for worker in seen] == [(0, 0)] * 2
 
 
 @pytest.mark.parametrize(("timeout", "dies"), [(0.3, False), (600.0, True)])
 def test_who_leaves_and_who_finds_no_engine_is_no_longer_counted(timeout: float, dies: bool) -> None:
-    tries, rule = run("lpwl", timeout=timeout, dies=dies)
+    tries, seen = run("lpwl", timeout=timeout, dies=dies)
     assert {"unanswered" if dies else "timed_out"} <= {tried.outcome for tried in tries}
-    assert [(worker.requests, worker.pending) for worker in rule.workers] == [(0, 0)] * 2
+    assert [(worker.requests, worker.pending) for worker in seen] == [(0, 0)] * 2
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -263,17 +255,16 @@ def test_one_seed_is_one_run(name: str) -> None:
 def test_metrics_are_as_old_as_the_last_poll() -> None:
     seen: list[tuple[float, float]] = []
 
-    class Watching(RoundRobin):
-        polls = 0.05
+    def choose(prompt: Prompt, workers: Sequence[Worker]) -> Worker:
+        seen.append((asyncio.get_running_loop().time(), workers[0].kv))
+        return workers[0]
 
-        def choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
-            seen.append((asyncio.get_running_loop().time(), workers[0].kv))
-            return workers[0]
+    rule = Rule(lambda: choose, reads=False, polls=0.05)
 
     async def main() -> None:
         engines = fleet_of(1)
         calls = [msgspec.structs.replace(call, at=0.01 + 0.025 * n) for n, call in enumerate(agents(1, 3))]
-        await SimulationRun(engines, Router(engines, Watching()), calls, clients=Clients()).until(0.07)
+        await SimulationRun(engines, Router(engines, rule), calls, clients=Clients()).until(0.07)
 
     vtime.run(main())
     assert [at for at, _ in seen] == pytest.approx([0.01, 0.035, 0.06])
