@@ -58,7 +58,6 @@ _REFUSED = msgspec.json.Decoder(_Refusal)
 class Answer(msgspec.Struct):
     """Answer to one request. Times are seconds of `time.monotonic`; 0.0 where the thing did not happen."""
 
-    intended: float = 0.0
     sent: float = 0.0  # when it was begun, which includes connecting; set by the client unless it is given
     first_byte: float = 0.0  # of the head, which vLLM sends before it has a token
     first_event: float = 0.0  # of a stream: its first event with a choice, which is its first token
@@ -68,7 +67,6 @@ class Answer(msgspec.Struct):
     reason: str = ""  # the gateway's x-weir-reason
     complete: bool = False
     streamed: bool = False
-    events: int = 0
     done: bool = False  # the stream ended with [DONE]
     error: str = ""  # an error event, an error answer, or what the socket said
     prompt_tokens: int = 0
@@ -130,7 +128,6 @@ class Answer(msgspec.Struct):
 
     def read_events(self, events: bytes, now: float) -> None:
         """Whole events of a stream, as they came in one read at `now`."""
-        self.events += events.count(END) + 1
         tokens = events.count(CHOICE)
         if not tokens and _CHOICES in events:
             tokens = len(_CHOICE.findall(events))

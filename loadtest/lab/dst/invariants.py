@@ -275,27 +275,22 @@ class Invariants:
         running: Counter[str] = Counter()
         drained: Counter[str] = Counter()
         used: Counter[tuple[str, str]] = Counter()  # by class too
-        for hold, call in self._holds:
+        self._prompts = [entry for entry in self._prompts if entry[0].live]
+        for hold, call in [*self._holds, *self._prompts]:
             id = hold.engine.id
             if call.request_id in self._ended:
                 self._wrong(f"call {call.request_id} has ended and still holds {hold.tokens} tokens on {id}")
-            if dispatch.fleet.engines.get(id) is not hold.engine:
-                self._wrong(f"call {call.request_id} holds {hold.tokens} tokens on {id}, which was forgotten")
             tokens[id] += hold.tokens
             calls[id] += 1
             prefill[id] += hold.prefill
+            used[id, hold.class_name] += hold.tokens
+        for hold, call in self._holds:
+            if dispatch.fleet.engines.get(hold.engine.id) is not hold.engine:
+                self._wrong(
+                    f"call {call.request_id} holds {hold.tokens} tokens on {hold.engine.id}, which was forgotten"
+                )
             running[hold.class_name] += 1
             drained[call.model] += hold.tokens
-            used[id, hold.class_name] += hold.tokens
-        self._prompts = [entry for entry in self._prompts if entry[0].live]
-        for hold, call in self._prompts:
-            id = hold.engine.id
-            if call.request_id in self._ended:
-                self._wrong(f"call {call.request_id} has ended and its prompt is still held on {id}")
-            tokens[id] += hold.tokens
-            calls[id] += 1
-            prefill[id] += hold.prefill
-            used[id, hold.class_name] += hold.tokens
         ranked = {engine_id(each.url) for each in dispatch.policy.fleet.engines if each.scheduling_policy == "priority"}
         for engine in dispatch.fleet:
             if engine.priorities != (engine.id in ranked) and engine not in self._gateway.engines.retired:

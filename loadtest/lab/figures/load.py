@@ -8,7 +8,7 @@ and output per second of the measured part of the run, over the capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from loadtest.clients.calls import Try
 from loadtest.clients.retries import Clients
@@ -34,19 +34,21 @@ def retry_after(setting: Setting) -> list[Row]:
     """The second tries of clients that come back once, exactly when they were told to; the share that is admitted."""
     patience = {name: target.deadline for name, target in setting.targets.items()}
     clients = Clients(retries=1, exact=True, patience=patience)
-    tries = setting.overload(2.0, clients=clients, name=", Retry-After obeyed once")
-    back = [t for t in measured(setting, tries) if t.number == 2]
-    admitted = sum(t.upstream > 0 for t in back) / max(1, len(back))
-    waits = [t.sent - t.intended for t in back]
-    return [
-        Row(
-            name="retry-after",
-            what="clients that obey Retry-After at 2x: admitted when they come back",
-            value=f"{percent(admitted)} of {len(back)}",
-            baseline=f"told to wait {quantile(waits, 0.5):.1f} s (p50), {quantile(waits, 0.95):.1f} s (p95)",
-        ),
-        *limits(setting),
-    ]
+    tries = measured(setting, setting.overload(2.0, clients=clients, name=", Retry-After obeyed once"))
+    what = "clients that obey Retry-After at 2x: admitted when they come back"
+    return [_returned(what, tries, lambda tried: tried.upstream > 0), *limits(setting)]
+
+
+def _returned(what: str, tries: Iterable[Try], admits: Callable[[Try], bool], more: str = "") -> Row:
+    """The second of these tries: how many are admitted, and how long their clients were told to wait."""
+    back = [tried for tried in tries if tried.number == 2]
+    waits = [tried.sent - tried.intended for tried in back]
+    return Row(
+        name="retry-after",
+        what=what,
+        value=f"{percent(sum(map(admits, back)) / max(1, len(back)))} of {len(back)}",
+        baseline=f"told to wait {quantile(waits, 0.5):.1f} s (p50), {quantile(waits, 0.95):.1f} s (p95){more}",
+    )
 
 
 LIMITED = (  # what is limited, how, and calls a second
@@ -69,16 +71,11 @@ def limits(setting: Setting) -> list[Row]:
         offered = limited.run(f"limits, {what}", calls, clients=Clients(retries=1, exact=True))
         setting.left += limited.left
         tries = measured(limited, offered)
-        back = [t for t in tries if t.number == 2]
-        waits = [t.sent - t.intended for t in back]
-        admitted = sum(t.recorded != "rate_limited" for t in back)
-        rows.append(
-            Row(
-                name="retry-after",
-                what=f"{what}: admitted when they come back",
-                value=f"{percent(admitted / max(1, len(back)))} of {len(back)}",
-                baseline=f"told to wait {quantile(waits, 0.5):.1f} s (p50), {quantile(waits, 0.95):.1f} s (p95); "
-                f"{sum(t.recorded != 'rate_limited' for t in tries) / setting.measured:.1f} calls a second",
-            )
-        )
+        served = sum(map(_unlimited, tries)) / setting.measured
+        said = f"{what}: admitted when they come back"
+        rows.append(_returned(said, tries, _unlimited, f"; {served:.1f} calls a second"))
     return rows
+
+
+def _unlimited(tried: Try) -> bool:
+    return tried.recorded != "rate_limited"

@@ -51,7 +51,6 @@ from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.lab.rows import parser_of
 from loadtest.load.scenario import find, load
 from loadtest.load.scenario_flags import told, whole
-from loadtest.simulate.rivals.rules import Direct, RoundRobin
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 TRAFFIC = load(find("overload")).workload.mix
@@ -68,8 +67,8 @@ def capacity_of(seed: int) -> Saturation:
 
 def measure(side: Side, factor: float, seed: int, capacity: Saturation) -> Point:
     """Measure a run at `factor` times the capacity."""
-    rule = Direct if side == "direct" else RoundRobin
-    setting = Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, without=rule, capacity=capacity)
+    without = "direct" if side == "direct" else "round_robin"
+    setting = Setting(engines=ENGINES, seed=seed, mix=TRAFFIC, without=without, capacity=capacity)
     tries = setting.overload(factor, gateway=side == "weir")
     return Point(
         side=side,
@@ -125,7 +124,7 @@ def agents() -> list[AgentPoint]:
         scenarios = [msgspec.structs.replace(LOADS[name].scenario, seed=seed) for seed in AGENTS_SEEDS]
         for rule in RULED:
             rows = [row(*in_virtual_time(LOADS[name], rule, scenario, Path())) for scenario in scenarios]
-            means = [round(fmean(getattr(one, figure) for one in rows), 4) for figure in ("mean", "p99", "hits")]
+            means = [round(fmean(one[figure] for one in rows), 4) for figure in ("mean", "p99", "hits")]
             found.append(AgentPoint(name, rule, *means))
     return found
 

@@ -26,7 +26,7 @@ from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.scenario import Scenario
 from loadtest.load.slo import parse_slo
 from loadtest.load.workload import Kind, Workload
-from loadtest.report.summary import summarise
+from loadtest.report.summary import Part, summarise
 from loadtest.simulate.run import Cell, Progress, simulate
 
 PROFILE = "a100-8b"
@@ -91,23 +91,6 @@ def always(
     return Prefill(reader, SOONER, choice.ttft, there, unread[reader], choice.prefill, within=300.0)
 
 
-class Found(msgspec.Struct, frozen=True):
-    """Figures of one run. `first`, `first_p99`: seconds to the first token, of calls that were answered; `gap`: seconds
-    between two tokens, at p99; `each`: seconds per token of a call, at p99; `in_time`: share of the calls offered."""
-
-    first: float
-    first_p99: float
-    gap: float
-    each: float
-    in_time: float
-
-    def __str__(self) -> str:
-        return (
-            f"{percent(self.in_time)}; {self.first:.2f}, {self.first_p99:.2f} s; {1e3 * self.gap:.0f} ms; "
-            f"{1e3 * self.each:.0f} ms"
-        )
-
-
 def row_prefill(setting: Setting) -> list[Row]:
     """Run each load at each share of its capacity, each way."""
     rows = []
@@ -122,15 +105,20 @@ def row_prefill(setting: Setting) -> list[Row]:
     return rows
 
 
-def _row(what: str, figures: Found, found: Mapping[str, Found], *, fixed: bool) -> Row:
-    least = NO_WORSE * max(found[way].in_time for way in FIXED)
+def _row(what: str, part: Part, found: Mapping[str, Part], *, fixed: bool) -> Row:
+    """Share of the calls in time, seconds to the first token (mean, p99), milliseconds between two tokens and per token
+    of a call (p99)."""
+    least = NO_WORSE * max(found[way].goodput for way in FIXED)
+    value = (
+        f"{percent(part.goodput)}; {part.ttft.mean:.2f}, {part.ttft.p99:.2f} s; {1e3 * part.itl.p99:.0f} ms; "
+        f"{1e3 * part.tpot.p99:.0f} ms"
+    )
     if fixed:
-        return Row(name="prefill", what=what, value=str(figures))
-    kept = figures.in_time >= least
-    return Row(name="prefill", what=what, value=str(figures), milestone=f">= {percent(least)}", met=kept)
+        return Row(name="prefill", what=what, value=value)
+    return Row(name="prefill", what=what, value=value, milestone=f">= {percent(least)}", met=part.goodput >= least)
 
 
-def measured(setting: Setting, what: str, load: RivalLoad, way: str, rate: float) -> Found:
+def measured(setting: Setting, what: str, load: RivalLoad, way: str, rate: float) -> Part:
     """Run a load one way, at so many calls or conversations a second."""
     offered = msgspec.structs.replace(load, share=1.0).at(rate, setting.ends)
     scenario = msgspec.structs.replace(offered, warmup=setting.warm, duration=setting.ends, seed=setting.seed)
@@ -145,5 +133,4 @@ def measured(setting: Setting, what: str, load: RivalLoad, way: str, rate: float
                     folder=Path(folder), roles=WAYS[way].roles)  # fmt: skip
         made = simulate(cell, tell)
     setting.left += [f"{what}: {left}" for left in made.left]
-    total = summarise(made.run).total
-    return Found(total.ttft.mean, total.ttft.p99, total.itl.p99, total.tpot.p99, total.goodput)
+    return summarise(made.run).total

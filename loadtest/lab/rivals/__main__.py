@@ -127,10 +127,10 @@ def shown(title: str, runs: Runs, load: RivalLoad, reference: str) -> tuple[Tabl
 
 def cells(one: RivalRow, each: Sequence[RivalRow]) -> list[str]:
     """Medians, and the least and most mean TTFT of the rounds."""
-    times = [f"{value:.3f}" for value in (one.mean, one.p50, one.p90, one.p99, one.e2e)]
-    spread = f"{min(part.mean for part in each):.3f}-{max(part.mean for part in each):.3f}"
-    counts = [f"{one.in_time:g}", f"{one.goodput:,.0f}", str(one.refused)]
-    return [f"{one.hits:.0%}", *times, *counts, spread, f"{one.lag * 1e3:.0f} ms"]
+    times = [f"{one[name]:.3f}" for name in ("mean", "p50", "p90", "p99", "e2e")]
+    means = [part["mean"] for part in each]
+    counts = [f"{one['in_time']:g}", f"{one['goodput']:,.0f}", f"{one['refused']:g}"]
+    return [f"{one['hits']:.0%}", *times, *counts, f"{min(means):.3f}-{max(means):.3f}", f"{one['lag'] * 1e3:.0f} ms"]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import msgspec
 
 from loadtest.bench.fleet import started
 from loadtest.bench.run import Load, TargetRun, run
@@ -27,23 +25,11 @@ DRAIN = 330.0  # seconds: longer than any client's patience
 SCRAPED = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
 
 
-class RivalRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run, or of one class of it. `hits`: share of prompt tokens that engines had cached; `mean` to
-    `p99`: seconds to the first token, of calls that were answered; `e2e`: to the last, on average; `in_time`: calls
-    within their targets, and `share` the part of the offered calls that they are; `goodput`: tokens of those, prompt
-    and answer, a second; `refused`: calls not answered; `lag`: seconds the sender was late at p99."""
-
-    hits: float
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    e2e: float
-    in_time: int
-    share: float
-    goodput: float
-    refused: int
-    lag: float
+# Figures of one run, or of one class of it. `hits`: share of prompt tokens that engines had cached; `mean` to `p99`:
+# seconds to the first token, of calls that were answered; `e2e`: to the last, on average; `in_time`: calls within their
+# targets, and `share` the part of the offered calls that they are; `goodput`: tokens of those, prompt and answer, a
+# second; `refused`: calls not answered; `lag`: seconds the sender was late at p99.
+RivalRow = Mapping[str, float]
 
 
 def over_processes(load: RivalLoad, rival: str, scenario: Scenario, folder: Path) -> tuple[Run, float]:
@@ -95,23 +81,21 @@ def row(run: Run, hits: float, class_name: str = "") -> RivalRow:
         if result.outcome == "ok" and result.at in run.window and class_name in ("", result.class_name)
         and met(slo_of(run.slos, result.class_name), latency_of(result, result.at))
     )  # fmt: skip
-    return RivalRow(
-        hits=hits, mean=part.ttft.mean, p50=part.ttft.p50, p90=part.ttft.p90, p99=part.ttft.p99, e2e=part.e2e.mean,
-        in_time=part.met, share=part.met / max(part.offered, 1),
-        goodput=tokens / max(seconds, 1e-9), refused=part.offered - part.ok, lag=summary.lag_p99,
-    )  # fmt: skip
+    first = {name: getattr(part.ttft, name) for name in ("mean", "p50", "p90", "p99")}
+    shares = {"hits": hits, "share": part.met / max(part.offered, 1), "goodput": tokens / max(seconds, 1e-9)}
+    counts = {"in_time": part.met, "refused": part.offered - part.ok}
+    return {**first, **shares, **counts, "e2e": part.e2e.mean, "lag": summary.lag_p99}
 
 
 def medians(rows: Sequence[RivalRow]) -> RivalRow:
     """Return the median of each figure over the rounds, and the sum of the refused calls."""
-    fields = RivalRow.__struct_fields__
-    found = {name: statistics.median(getattr(one, name) for one in rows) for name in fields}
-    return RivalRow(**{**found, "refused": sum(one.refused for one in rows)})
+    found = {name: statistics.median(one[name] for one in rows) for name in rows[0]}
+    return {**found, "refused": sum(one["refused"] for one in rows)}
 
 
 def verdict(goal: Goal, own: RivalRow, other: RivalRow) -> tuple[bool, str]:
     """Whether a goal is kept, and in words."""
-    value, base = getattr(own, goal.figure), getattr(other, goal.figure)
+    value, base = own[goal.figure], other[goal.figure]
     bound, higher = goal.times * base + goal.more, goal.figure in HIGHER
     kept = value >= bound if higher else value <= bound
     parts = [f"{goal.times:g}x" if goal.times else "", f"{goal.more:g}" if goal.more else ""]

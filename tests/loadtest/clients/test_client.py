@@ -69,7 +69,7 @@ def seen(answer_bytes: bytes, *, piece: int = 1 << 20, limit: float = 60.0, hang
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_a_stream_is_read_however_it_is_cut(piece: int) -> None:
     answer = seen(stream(ROLE, WORD + WORD, USAGE, DONE), piece=piece, hang=True)
-    assert (answer.outcome, answer.events, answer.status) == ("ok", 5, 200)
+    assert (answer.outcome, answer.status) == ("ok", 200)
     assert (answer.prompt_tokens, answer.completion_tokens) == (3, 2)
     assert 0 < answer.sent <= answer.first_byte <= answer.finished
 
