@@ -86,8 +86,9 @@ class Sketch:
             self._fold()
 
     def merge(self, other: Sketch) -> None:
-        """All that `other` has seen, too. `other` stays as it is."""
+        """All that `other` has seen, too. `other` stays the same distribution."""
         if other._buckets:
+            other._fold()  # once, and not in every sum that it is part of
             self._fold()
             self._buckets.update(other._buckets)
             self._count += other._count

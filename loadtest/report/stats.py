@@ -58,7 +58,7 @@ def consistent(result: RequestResult, latency: Latency) -> bool:
     """Whether the times of an answer that is ok can be true: each token after the one before, the first after the
     request."""
     gaps = result.gaps
-    return 0.0 <= latency.ttft <= latency.e2e and (not gaps or min(gaps) >= 0.0)
+    return 0.0 <= latency.ttft <= latency.e2e and (not isinstance(gaps, tuple) or not gaps or min(gaps) >= 0.0)
 
 
 def met(slo: Slo | None, latency: Latency) -> bool:

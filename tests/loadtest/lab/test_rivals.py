@@ -31,7 +31,7 @@ def test_a_row_counts_what_was_late_and_what_was_refused() -> None:
     found = row(run(result(1.0, 2.0), result(3.0, 5.0), result(5.0, 7.0), result(0.0, 0.0, "queue_full")), 0.25)
     assert (found["hits"], found["mean"], found["p50"], found["e2e"]) == (0.25, 3.0, 3.0, pytest.approx(14 / 3))
     assert (found["in_time"], found["refused"]) == (2, 1)
-    assert found.goodput == 2 * 100 / 10.0, "tokens of those in time, over the measured part"
+    assert found["goodput"] == 2 * 100 / 10.0, "tokens of those in time, over the measured part"
 
 
 def test_a_class_has_figures_of_its_own() -> None:
