@@ -148,7 +148,7 @@ class BatchRun:
             lines.result()
 
     def _left(self) -> int:
-        """Seconds of the window that are left. One whose clock was set back has no more than a whole one."""
+        """Seconds of the window that are left: no more than all of them, also after the clock was set back."""
         return min(WINDOW_SECONDS, self._batch.expires_at - self._site.now())
 
     async def _all_lines(self) -> None:

@@ -37,8 +37,8 @@ class FileFolder:
             raise OSError(errno.ELOOP, "it is a link to elsewhere: put the folder itself there", str(self.path))
 
     def begin(self, id: str, size: int = 0) -> BinaryIO:
-        """A file to be written from `size` to its end. What an earlier try has left of it behind that is gone. One that
-        is shorter has lost something, and is returned as it is."""
+        """Open a file to be written from `size` on: more bytes of an earlier try are cut off. A shorter file has lost
+        something, and stays as it is."""
         part = self._part(id)
         with contextlib.suppress(FileNotFoundError):  # it was whole already when its writer was killed
             os.rename(self.path / id, part)

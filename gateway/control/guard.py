@@ -70,7 +70,7 @@ class ControlPortRules:
 
 
 def _same_origin(given: Headers, page: bool) -> bool:
-    """Whether the request is from no page at all or from a page of ours. A link elsewhere may lead to our page."""
+    """Whether the request is from no page at all or from a page of the console. A link elsewhere may lead to `page`."""
     host = given.get(b"host", [b""])[0].lower()
     if any(origin.partition(b"://")[2].lower() != host for origin in given.get(b"origin", ())):
         return False

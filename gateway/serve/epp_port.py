@@ -18,7 +18,7 @@ from gateway.shared.certificate import Certificate
 
 
 class LentCalls:
-    """Pipeline that lends its grants. It is where the decider is, and no relay knows of it."""
+    """Pipeline that lends its grants, in the decider's process. No relay knows of its calls."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -58,7 +58,7 @@ class Saving:
 
 
 def go_on_from(checkpoints: Checkpoints, state: bytes, passed: float) -> None:
-    """Restore a checkpoint of `passed` seconds ago, if there is one. One that cannot be read changes nothing."""
+    """Restore a checkpoint of `passed` seconds ago, if there is one. An unreadable checkpoint changes nothing."""
     if not state:
         return
     try:

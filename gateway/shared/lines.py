@@ -283,7 +283,7 @@ def open_to_append(path: Path) -> int:
 
 
 def _ends_torn(path: Path) -> bool:
-    """Whether a file ends in the middle of a line, as after a full disk. What cannot be read is taken for whole."""
+    """Whether a file ends in the middle of a line, as after a full disk. An unreadable file is taken for whole."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

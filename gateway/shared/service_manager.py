@@ -50,7 +50,7 @@ class ServiceManager:
         self._send(f"MAINPID={pid}")
 
     def stopping(self) -> None:
-        """The process drains. It beats on while it does."""
+        """Report that the process drains. Its heart beats on meanwhile."""
         self._send("STOPPING=1")
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -254,7 +254,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """SQLite's errors, but for the work's own mistakes, in words of the operator's."""
+        """Raise SQLite's errors as StorageError, but for the mistakes of the work itself."""
         try:
             yield
         except sqlite3.IntegrityError:
@@ -269,7 +269,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _found(self) -> Iterator[None]:
-        """The system's errors about folder and file, the same."""
+        """Raise the system's errors about folder and file as StorageError."""
         try:
             yield
         except FileNotFoundError as error:

@@ -148,7 +148,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reader:
-    """Reads one file's tree, gathering `problems`. What could not be read is UNREAD in what it returns."""
+    """Reader of one file's tree, gathering `problems`. A value that could not be read is UNREAD in the result."""
 
     def __init__(self, file: str) -> None:
         self.file = file

@@ -34,7 +34,7 @@ def address_fault(url: str) -> str | None:
 
 
 class BlockStored(msgspec.Struct, tag=True, frozen=True, gc=False):
-    """Full blocks that can be found from now on. What is not looked at here is not even decoded."""
+    """Full blocks that can be found from now on. Other fields of the event are not even decoded."""
 
     block_hashes: list[Hash]
     block_size: BlockSize
