@@ -16,6 +16,7 @@ import pytest
 
 from loadtest.processes import Child, free_port
 from sidecar.core.start_progress import StartProgress
+from sidecar.core.vllm import steps_from
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.start_evidence import ready
 from tests.sidecar.scripted import Scripted, answer, engine, play
@@ -68,7 +69,7 @@ def test_a_process_that_starts_meanwhile(where: str, tmp_path: Path) -> None:
             argv = [sys.executable, "-m", "loadtest.engine", "--model", "m", "--speed", "10", *listen]
             with Child("engine", argv, tmp_path / "log"):
                 await waiting
-                assert (await api.gauges()).steps >= 32.0  # the tokens of two requests
+                assert steps_from(await api._metrics(5.0)) >= 32.0  # the tokens of two requests
 
     play(scene)
 
