@@ -73,14 +73,15 @@ class SSEUsage:
         self.cut = cut
         self.single = single
         self.whole = False
-        self._by_choice: dict[int, int] = {}  # completion tokens of each choice so far
+        # Few streams ever need this table or that buffer, and an open one is to take little memory.
+        self._by_choice: dict[int, int] | None = None  # completion tokens of each choice so far
         self._latest: re.Match[bytes] | None = None  # a usage that was cut out, read only if no later one comes
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.done = False
         self.error = False
-        self._held = bytearray()
+        self._held: bytearray | None = None  # an incomplete event
         self._last = b""  # the bytes relayed last
 
     def feed(self, data: bytes) -> bytes:
@@ -107,6 +108,7 @@ class SSEUsage:
                     self._several(data, tail)
                 self._last = data
                 return data[: at + 2] + b"}\n\n"
+        held = self._held = held or bytearray()
         searched = max(0, len(held) - 3)  # the end of an event may be cut in two
         held += data
         lf, crlf = held.rfind(b"\n\n", searched), held.rfind(b"\n\r\n", searched)
@@ -150,15 +152,14 @@ class SSEUsage:
         bounded by the policy's `max_n` and by the prompts of a body."""
         self.prompt_tokens = _larger(self.prompt_tokens, prompt)
         if completion is not None:
-            known = self._by_choice
+            known = self._by_choice = self._by_choice or {}
             if choice in known or len(known) < MAX_CHOICES:
                 known[choice] = max(known.get(choice, 0), completion)
             self.completion_tokens = sum(known.values())
 
     def finish(self) -> bytes:
         """End the stream. Returns the bytes that were held back. A last event without its blank line counts too."""
-        rest = bytes(self._held)
-        self._held.clear()
+        rest, self._held = bytes(self._held or b""), None
         return self._relayed(rest)
 
     def ended(self, last_event: bytes) -> bool:
