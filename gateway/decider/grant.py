@@ -140,6 +140,8 @@ class LocalGrant:
             self._remember(now)
         if self.tells:
             dispatch.traffic[call.model].first_byte(call, now)
+            if engine.provider:
+                engine.firsts.add(now - self.hold.taken_at)
         if self.tells or engine.ledger.headrooms:  # what else was read is known by now, or not yet
             dispatch.read(engine)
 

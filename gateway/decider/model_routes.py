@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from msgspec import UNSET
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import AdmissionControl
+from gateway.core.admission.queues import Ticket
 from gateway.core.checkpoint import SavedVerdict
 from gateway.core.engines.choice import usable_of
 from gateway.core.policy.routes import ModelRoute
@@ -29,10 +31,17 @@ def _models(route: ModelRoute, call: Call) -> Sequence[str]:
     return members if call.no_fallback else [*members, *route.fallback]
 
 
+def _stuck(_: Ticket, __: float) -> bool:
+    """Move no call: the default if nobody waits."""
+    return False
+
+
 def _unheard(_: str) -> None:
     """Do nothing: the default if nothing listens."""
 
 
+LOOKED_AT = 128  # calls that wait first
+MOST_LEAVE = 4  # of them in place of one newcomer
 # Values of a provider's `spill` by which a call may still go there after it was given a model.
 SPILLS = {"late": ("late",), "failed": ("late", "errors")}
 
@@ -41,6 +50,7 @@ class ModelRoutes:
     """Resolves calls by what `control` would decide about them. `clock` gives monotonic seconds. `say` takes lines for
     the operator.
 
+    `gives` moves a waiting call to another of its models, if one can serve the call in time, and says whether one can.
     `resolved` counts calls by route, model, and how they came to it: member, moved, fallback or spilled (see
     `resolve`); failed: the first model failed them; late: they had waited for another, in vain.
     """
@@ -51,6 +61,7 @@ class ModelRoutes:
         self._rng = random.Random(0)  # noqa: S311 # breaks ties of questions, whose answers nobody obeys
         self._trials: dict[str, CanaryTrial] = {}
         self.say: Callable[[str], None] = _unheard
+        self.gives: Callable[[Ticket, float], bool] = _stuck
         self.mirrored: dict[tuple[str, str], Answers] = {}  # by route and side: COPY or MEMBER
         self.resolved: Counter[tuple[str, str, str]] = Counter()
 
@@ -82,6 +93,9 @@ class ModelRoutes:
                 return False
             return outside[model].spill == "late" or all(prospect.is_down for prospect in members)
 
+        others = [model for model in _models(route, call) if permitted(model)]
+        others = [model for model in others if model not in outside or leaves(model)]
+        call.others = tuple(others)
         trial = self._trial(call.asked_model)
         out = () if trial is None else trial.out
         resolved = resolve(
@@ -97,10 +111,29 @@ class ModelRoutes:
         if resolved is None:
             call.model = call.asked_model
             raise refusals.forbidden_model(call)
-        others = [model for model in _models(route, call) if model != resolved.model and permitted(model)]
-        call.others = tuple([model for model in others if model not in outside or leaves(model)])
+        if resolved.instead is not None and self._stays(call, resolved.instead.model, resolved.model, asks):
+            resolved = resolved.instead
+        call.others = tuple([model for model in others if model != resolved.model])
         call.model = control.model_of(resolved.model)
         self.resolved[call.asked_model, resolved.model, resolved.how] += 1
+
+    def _stays(self, call: Call, member: str, outside: str, asks: Callable[[str], Prospect]) -> bool:
+        """Let calls that wait for the member leave the house in this one's place, those of the cheapest tokens first,
+        and of its tenant and class alone. Return whether this one is in time then."""
+        tariff, now = self._control.rules.outside[outside].prices, self._clock()
+        for _ in range(MOST_LEAVE):
+            if asks(member).in_time:
+                return True
+            cheapest, least = None, tariff.each(call)
+            for ticket in islice(self._control.queues.get(call.model, ()), LOOKED_AT):
+                other = ticket.call
+                if other.tenant == call.tenant and other.class_name == call.class_name and outside in other.others:
+                    each = tariff.each(other)
+                    if each < least:
+                        cheapest, least = ticket, each
+            if cheapest is None or not self.gives(cheapest, now):
+                return False
+        return asks(member).in_time
 
     def reroute(self, call: Call, exclude: frozenset[str]) -> bool:
         """Give a call another of its route's models if all engines of its own have failed it (`exclude`), and another

@@ -231,17 +231,24 @@ class WaitingCalls:
 
     def refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
         """Remove a waiting call from its queue. It is refused, unless another of its route's models can serve it."""
-        call, place, routes = ticket.call, self.turns[ticket], self._dispatch.routes
-        other = routes.other(call, now) if call.others and not place.turn.done() else None
-        if other is not None:
-            self._withdraw(ticket)
-            routes.give(call, other, now)
-            self._wait_again(place, ticket.exclude)
+        if self.gives(ticket, now):
             return
+        call, place = ticket.call, self.turns[ticket]
         refused = self._refusal(call, why, now)
         self._withdraw(ticket)
         if not place.turn.done():
             place.turn.set_exception(refused)
+
+    def gives(self, ticket: Ticket, now: float) -> bool:
+        """Give a waiting call to another of its route's models, if one can serve it in time; whether one could."""
+        call, place, routes = ticket.call, self.turns[ticket], self._dispatch.routes
+        other = routes.other(call, now) if call.others and not place.turn.done() else None
+        if other is None:
+            return False
+        self._withdraw(ticket)
+        routes.give(call, other, now)
+        self._wait_again(place, ticket.exclude)
+        return True
 
     def _wait_again(self, place: QueuePlace, exclude: frozenset[str]) -> None:
         """Give the place's call, which has another model now, a grant or a ticket there."""
@@ -265,7 +272,12 @@ class WaitingCalls:
     def _expire(self) -> None:
         now = self._dispatch.clock()
         for ticket in self.expiries.due(now):
-            self.refuse(ticket, self._control.overdue(ticket, now), now)
+            expires = self._control.expires(ticket.call)
+            if now >= expires:
+                self.refuse(ticket, self._control.overdue(ticket, now), now)
+            elif not self.gives(ticket, now):
+                ticket.expires = expires
+                self.expiries.add(ticket)
         self.expiries.arm(len(self.turns))
         self._dispatch.pump()
 

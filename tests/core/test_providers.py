@@ -125,7 +125,8 @@ ROUTE = ModelRoute(members=(RouteMember(model="a"),), fallback=("mini", "b"))
     [
         (READY, READY, READY, True, Resolved("a", "member")),
         (LATE, READY, READY, True, Resolved("b", "fallback")),
-        (LATE, LATE, READY, True, Resolved("mini", "spilled")),
+        (LATE, LATE, READY, True, Resolved("mini", "spilled", Resolved("a", "member"))),
+        (GONE, LATE, READY, True, Resolved("mini", "spilled")),
         (LATE, LATE, READY, False, Resolved("a", "member")),
         (GONE, LATE, LATE, True, Resolved("b", "fallback")),
         (GONE, GONE, LATE, True, Resolved("a", "member")),

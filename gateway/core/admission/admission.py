@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.core.admission.admission_rules import AdmissionRules
 from gateway.core.admission.bookings import Booking
-from gateway.core.admission.deadline import breaks_a_promise, too_late
+from gateway.core.admission.deadline import MARGIN, breaks_a_promise, too_late
 from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
 from gateway.core.admission.model_traffic import Outages
 from gateway.core.admission.queues import Queues, Ticket
@@ -49,6 +49,7 @@ from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
 
 NO_ENGINES: frozenset[str] = frozenset()
+FIRSTS = 0.95  # of a provider's first tokens come as soon as is expected of it
 LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
 
 
@@ -217,8 +218,8 @@ class AdmissionControl:
     ) -> Ticket:
         """The place of a newcomer, or of a call that returns for its `booking`."""
         if booking is None:
-            return Ticket(call, now, exclude, self._expires(call), large=large)
-        expires, since, turn = self._expires(call), booking.since, booking.deadline
+            return Ticket(call, now, exclude, self._looked_at(call), large=large)
+        expires, since, turn = self._looked_at(call), booking.since, booking.deadline
         return Ticket(call, now, exclude, expires, since, turn, large=large, promised=True)
 
     def unknown(self, model: str, now: float) -> Refuse:
@@ -227,8 +228,21 @@ class AdmissionControl:
         away = self.sidecars.models.away(model)
         return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited, away=away)
 
-    def _expires(self, call: Call) -> float:
+    def expires(self, call: Call) -> float:
+        """Time when a call that waits is given up."""
         return min(call.deadline, call.ttft_by) if self.rules.shed_late else call.deadline
+
+    def _looked_at(self, call: Call) -> float:
+        """Time when a call that waits is given up, or sooner: when a provider could still answer it in time."""
+        target, by = call.ttft_by - call.arrived, self.expires(call)
+        for model in call.others if target < math.inf else ():
+            provider = self.rules.outside.get(model)
+            if provider is not None and provider.spill == "late":
+                for engine in self.fleet.serving(model):
+                    first = engine.firsts.value(FIRSTS)
+                    first = target / 2 if first is None or first > target / 2 else first
+                    by = min(by, call.ttft_by - first - MARGIN * target)
+        return by
 
     def _largest(self, model: str, engines: Sequence[Engine]) -> int:
         """Tokens of the largest call that an engine of the model will take, as far as anybody knows."""

@@ -21,6 +21,7 @@ from gateway.core.engines.speed import Speed
 from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble, asleep
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.quantile import TTFTQuantile
 from gateway.shared.fields import made_of
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
@@ -135,6 +136,7 @@ class Engine:
         self.prefills = PrefillQueue()
         self.ledger = Ledger(policy, self.prefills, capacity, max_concurrency)
         self.speed = Speed()
+        self.firsts = TTFTQuantile()  # of a provider, from sending
         self.adaptation = Adaptation(self.ledger)
         self.health = Health()
         self.breaker = CircuitBreaker(policy.breaker)

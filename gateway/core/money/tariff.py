@@ -57,6 +57,10 @@ class Tariff(msgspec.Struct, frozen=True):
         cached = min(cached, prompt)
         return -(-((prompt - cached) * self.prompt + cached * self.cached + completion * self.completion) // MICRO)
 
+    def each(self, call: Call) -> float:
+        """Return the price of a token of the call, as a mean over what is booked for prompt and answer."""
+        return (call.prompt_tokens * self.prompt + call.output_tokens * self.completion) / call.cost
+
     def highest(self, call: Call) -> int:
         """Return the highest cost of a call: each byte of its body as a token, beside the estimate of the rest, and the
         longest answer that it allows. A provider counts fields that are no prompt here, such as `response_format`."""

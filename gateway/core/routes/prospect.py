@@ -56,4 +56,8 @@ def prospect_of(control: AdmissionControl, call: Call, now: float, rng: random.R
         return Prospect(Readiness.AT_ONCE)
     if decision.held:
         return Prospect(Readiness.HELD)
+    leaves_at = decision.ticket.expires
+    waits_longer = leaves_at < control.expires(call) and now + (decision.predicted or 0.0) > leaves_at
+    if waits_longer and control.rules.predict:  # it would leave for a provider before its turn
+        return Prospect(Readiness.NEVER, Refuse(reason=Reason.TOO_LATE))
     return Prospect(Readiness.IN_TIME if decision.outlook is None else Readiness.WHEN_READY)

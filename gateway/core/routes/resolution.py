@@ -24,10 +24,12 @@ Asks = Callable[[str], Prospect]
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """`how`: member, the call's own; moved, to another member; fallback; or spilled, to a provider."""
+    """`how`: member, the call's own; moved, to another member; fallback; or spilled, to a provider. `instead`: of a
+    spilled call, the member that could serve it in time if another call left."""
 
     model: str
     how: str
+    instead: Resolved | None = None
 
 
 class _Candidate(msgspec.Struct, frozen=True):
@@ -80,7 +82,9 @@ def resolve(
         last = [model for model in fallbacks if model in outside and spills(model, prospects)]
         spilled = _asked(last, "spilled", asks, until=lambda prospect: prospect.in_time)
         if spilled and spilled[-1].prospect.in_time:
-            return spilled[-1].resolved
+            refusal = None if best is None else best.prospect.refusal
+            wants_room = best is not None and refusal is not None and refusal.reason in KEPT
+            return msgspec.structs.replace(spilled[-1].resolved, instead=best.resolved if best and wants_room else None)
     best = min([*members, *found], key=lambda each: each.rank, default=None)
     return None if best is None else best.resolved
 
