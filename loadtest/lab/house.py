@@ -31,7 +31,6 @@ LONGEST_CLASS, LONGEST_FUNCTION = 300, 50  # lines
 Trees: TypeAlias = Mapping[str, ast.Module]  # by the file's path from the root
 LAB = "loadtest/lab/"
 FIELD = re.compile(r"^`\w+`\n: ", re.MULTILINE)  # of the policy's reference
-LONG = 250  # lines; most files have fewer
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
@@ -97,13 +96,6 @@ def code_lines(file: str) -> int:
     return len(lines)
 
 
-def longest(files: list[str]) -> str:
-    lengths = sorted(((len((ROOT / file).read_text().splitlines()), file) for file in files), reverse=True)
-    over = sum(lines > LONG for lines, _ in lengths)
-    first = ", ".join(f"{file} {lines}" for lines, file in lengths[:5])
-    return f"{over} of {len(files)} files have more than {LONG} lines; the longest: {first}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--aims", action="store_true", help="list what misses a goal")
@@ -115,7 +107,6 @@ def main() -> None:
         table.add_row(row.name, f"<= {row.goal:,}", f"{row.now:,}", style=None if row.kept else "yellow")
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
-    console.print(longest(files))
     for row in rows:
         if given.aims and not row.kept:
             console.print("\n".join([f"\nmissed: {row.name}", *row.found]))

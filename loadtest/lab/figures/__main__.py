@@ -9,6 +9,7 @@ rows:
   retry-after  clients that come back when they are told to, under overload and over a limit: how many are admitted
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
+  money    calls for a provider, at 0.8, 1.5 and 3 times the capacity: in time, share that leaves, money over the least
 
 Clients give up at their class's deadline. loadtest/lab/figures/runs.py says what engines and traffic these are.
 
@@ -26,13 +27,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import load, prefill
+from loadtest.lab.figures import load, money, prefill
 from loadtest.lab.figures.runs import Setting
 from loadtest.lab.rows import Row, parser_of, table_of
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "retry-after": load.retry_after,
     "prefill": prefill.row_prefill,
+    "money": money.row_money,
 }
 
 

@@ -107,15 +107,17 @@ class Setting(msgspec.Struct, kw_only=True):
         gateway: bool = True,
         clients: Clients | None = None,
         closed: int = 0,
+        grace: float = 0.0,
+        by_load: bool = False,
     ) -> list[Try]:
-        """Run this setting's engines. Return the tries that ended after the warm-up."""
+        """Run this setting's engines, as `SimulationRun.until` and `GatewayTarget` have it. Return the tries that ended
+        after the warm-up."""
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
 
         async def whole() -> list[Try]:
             engines = [an_engine(self.seed * 100 + number) for number in range(self.engines)]
-            target = (
-                GatewayTarget(self.policy, engines, seed=self.seed) if gateway else Router(engines, RULES[self.without])
-            )
+            weir = GatewayTarget(self.policy, engines, seed=self.seed, by_load=by_load) if gateway else None
+            target = weir or Router(engines, RULES[self.without])
             run = SimulationRun(
                 engines,
                 target,
@@ -125,9 +127,8 @@ class Setting(msgspec.Struct, kw_only=True):
                 closed=closed * len(engines),
                 sampled=lambda sample: self.progress(what, min(1.0, sample[0] / self.ends)),
             )
-            await run.until(self.ends)
-            if isinstance(target, GatewayTarget):
-                self.left += [f"{what}: {left}" for left in target.left_over()]
+            await run.until(self.ends, grace=grace)
+            self.left += [f"{what}: {left}" for left in weir.left_over()] if weir else ()
             return run.tries
 
         # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.

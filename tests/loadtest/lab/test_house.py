@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.lab import house
-from loadtest.lab.house import Measure, code_lines, longest, main, measures
-
-
-def test_long_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.py").write_text("\n" * 250)
-    (tmp_path / "b.py").write_text("\n" * 251)
-    monkeypatch.setattr(house, "ROOT", tmp_path)
-    assert longest(["a.py", "b.py"]) == "1 of 2 files have more than 250 lines; the longest: b.py 251, a.py 250"
+from loadtest.lab.house import Measure, code_lines, main, measures
 
 
 def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings(
