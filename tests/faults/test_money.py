@@ -38,6 +38,7 @@ def test_two_hundred_calls_at_once_spend_no_more_than_the_budget(over: Callable[
         statuses = [answer.status for answer in tasks.result()]
         assert set(statuses) == {200, 429}
         assert len(provider.requests) == statuses.count(200)
+        await settled(gateway)  # what a call has cost is told with its end
         assert spent(gateway) == 1300 * statuses.count(200)
         assert budget / 2 < most <= budget, "it was at the edge"
 
