@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -17,10 +18,9 @@ import msgspec
 from gateway.core.admission.bookings import HORIZON, SOON
 from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.deadline import MARGIN
-from gateway.core.admission.decision import Foretold, Reason, Refuse
+from gateway.core.admission.decision import KEPT, Foretold, Reason, Refuse
 from gateway.core.admission.quotas import HELD, QuotaWindow
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.engine import Engine
 from gateway.core.policy.traffic import Refusal
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import ISSUER_KEYS, MODEL_AWAY, Outcome, Refused
@@ -33,42 +33,61 @@ UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how
 SHOWN = 0.05  # seconds; less is no cause
 
 
+# Refusals whose message is one sentence: outcome, and message. `{late}`: what `lateness` says.
+_SENTENCES: Mapping[Reason, tuple[Outcome, str]] = MappingProxyType({
+    Reason.DRAINING: (Outcome.DRAINING, "This gateway is shutting down; retry elsewhere."),
+    Reason.OVERDUE: (
+        Outcome.EXPIRED,
+        "The deadline passed before this call of class {call.class_name!r} was whole: it began {why.waited:.1f} s ago.",
+    ),
+    Reason.TOO_LARGE: (
+        Outcome.TOO_LARGE,
+        "This request needs about {call.cost} tokens of KV cache and no engine of this fleet can hold more than "
+        "{why.largest} for {call.model!r}. Shorten the prompt or lower max_tokens.",
+    ),
+    Reason.MODE: (Outcome.SHED, "The engines of {call.model!r} are under pressure: {why.words}."),
+    Reason.NOT_READY: (
+        Outcome.MODEL_UNAVAILABLE,
+        "The model {call.model!r} is being made ready. This call of class {call.class_name!r} cannot wait for it: "
+        "{late}.",
+    ),
+    Reason.TOO_LATE: (
+        Outcome.DEADLINE_UNREACHABLE,
+        "This call of class {call.class_name!r} would be too late: {late}.",
+    ),
+    Reason.QUEUE_FULL: (
+        Outcome.QUEUE_FULL,
+        "The queue of class {call.class_name!r} for {call.model!r} is full: its limit is {why.words}.",
+    ),
+    Reason.DISPLACED: (
+        Outcome.SHED,
+        "The queue for {call.model!r} was full, and a call of class {why.words!r}, which is more important, took the "
+        "place of this one of class {call.class_name!r}.",
+    ),
+    Reason.SHED_LATE: (Outcome.SHED, "This call of class {call.class_name!r} has become too late: {late}."),
+    Reason.EXPIRED: (
+        Outcome.EXPIRED,
+        "The deadline passed after {why.waited:.1f} s in the queue of class {call.class_name!r}.",
+    ),
+})  # fmt: skip
+
+
 def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) -> Refused:
-    """The refusal as its caller gets it. `due_in`: seconds until its booking is due; None: it has none."""
-    match why.reason:
-        case Reason.DRAINING:
-            return draining()
-        case Reason.OVERDUE:
-            return too_slow(call, why.waited)
-        case Reason.UNKNOWN_MODEL:
-            return unknown_model(call.model, why.engines, awaited=why.reports_awaited, away=why.away)
-        case Reason.NO_ENGINE:
-            return no_engine(call.model, why.engines, why.waited)
-        case Reason.UNAVAILABLE:
-            return unavailable(call.model, why.words, why.retry_in, why=why.why)
-        case Reason.UNAFFORDABLE:
-            return unaffordable(call, why.words, why.retry_in)
-        case Reason.TOO_LARGE:
-            return too_large(call, why.largest)
-        case Reason.MODE:
-            return refused_by_mode(call, why.words, why.wait)
-        case Reason.NOT_READY:
-            return not_ready(call, now, why.foretold)
-        case Reason.EXPIRED:
-            return expired(call, why.waited)
-    return _booked(why, call, now, due_in)
-
-
-def _booked(why: Refuse, call: Call, now: float, due_in: float | None) -> Refused:
-    """The reasons of KEPT."""
-    match why.reason:
-        case Reason.TOO_LATE:
-            return deadline_unreachable(call, now, why.foretold, due_in)
-        case Reason.QUEUE_FULL:
-            return queue_full(call, why.words, due_in)
-        case Reason.DISPLACED:
-            return displaced(call, why.words, due_in)
-    return shed_late(call, now, why.foretold, due_in)
+    """The refusal as its caller gets it. `due_in`: seconds until the call's booking is due; None: it has none."""
+    told = _TOLD.get(why.reason)
+    if told is not None:
+        return told(why, call)
+    outcome, sentence = _SENTENCES[why.reason]
+    late = lateness(why.foretold, call, now) if "{late}" in sentence else ""
+    message = sentence.format(call=call, why=why, late=late)
+    if why.reason is Reason.TOO_LARGE:
+        return Refused(outcome, message, code="context_length_exceeded")
+    if why.reason not in KEPT:
+        retry_after = {Reason.MODE: why.wait, Reason.NOT_READY: why.foretold.ready}.get(why.reason, SOON)
+        return Refused(outcome, message, retry_after=retry_after)
+    if due_in is None:
+        return Refused(outcome, f"{message} The next minute is booked out.", retry_after=BOOKED_OUT)
+    return Refused(outcome, message, retry_after=due_in, kept=True)
 
 
 def quota_exceeded(window: QuotaWindow, tokens: int, now: float, lines: bytes) -> Refused:
@@ -133,19 +152,20 @@ def _s(seconds: float) -> str:
     return f"{seconds:.{0 if seconds >= 100 else 1 if seconds >= 1 else 2}f} s"
 
 
-def unknown_model(model: str, engines: Iterable[Engine], *, awaited: bool = False, away: bool = False) -> Refused:
-    """No engine has the model, or some have not told their models yet. `awaited`: sidecars have not. `away`: one had
-    it."""
-    if awaited:
-        message = f"This gateway has just begun and awaits its sidecars' reports, so it does not know {model!r} yet."
+def _unknown_model(why: Refuse, call: Call) -> Refused:
+    """No engine has the model, or some have not told their models yet."""
+    if why.reports_awaited:
+        message = (
+            f"This gateway has just begun and awaits its sidecars' reports, so it does not know {call.model!r} yet."
+        )
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
-    if any(math.isinf(engine.health.back_at) for engine in engines):
+    if any(math.isinf(engine.health.back_at) for engine in why.engines):
         message = "Not every engine has been reached yet, so its models are not known."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
-    if away:
-        message = f"The model {model!r} is not here now: the machine that had it is away."
+    if why.away:
+        message = f"The model {call.model!r} is not here now: the machine that had it is away."
         return Refused(Outcome.NOT_FOUND, message, param="model", reason=MODEL_AWAY)
-    message = f"The model {model!r} does not exist here. GET /v1/models lists what does."
+    message = f"The model {call.model!r} does not exist here. GET /v1/models lists what does."
     return Refused(Outcome.NOT_FOUND, message, param="model")
 
 
@@ -158,39 +178,39 @@ def forbidden_model(call: Call) -> Refused:
     )
 
 
-def no_engine(model: str, engines: Sequence[Engine] = (), waited: float = 0.0) -> Refused:
-    """`engines` serve the model, and none of them may be given calls. `waited`: seconds that the call has for one."""
+def _no_engine(why: Refuse, call: Call) -> Refused:
+    """Engines serve the model, and none of them may be given calls."""
+    engines = why.engines
     up = [engine for engine in engines if engine.health.up]
     taken = [engine for engine in up if not engine.draining]
     failing = sum([engine.breaker.state is not BreakerState.CLOSED for engine in taken])
     counts = ((len(engines) - len(up), "down"), (len(up) - len(taken), "drained"), (failing, "failing"))
     states = ", ".join([f"{count} {state}" for count, state in counts if count])
-    why = f" (of {len(engines)}: {states})" if states else ""
-    held = f" This call has waited {_s(waited)} for one." if waited >= SHOWN else ""
-    message = f"No engine that serves {model!r} can be given calls now{why}.{held}"
+    told = f" (of {len(engines)}: {states})" if states else ""
+    held = f" This call has waited {_s(why.waited)} for one." if why.waited >= SHOWN else ""
+    message = f"No engine that serves {call.model!r} can be given calls now{told}.{held}"
     return Refused(Outcome.NO_ENGINE, message, retry_after=2.0)
 
 
-def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -> Refused:
-    """No sidecar can have it ready now, and the soonest says why: in a word, `why`, and in a sentence."""
-    if why == OFF:
+def _unavailable(why: Refuse, call: Call) -> Refused:
+    """No sidecar can have the model ready now, and the soonest says why."""
+    model, said = call.model, why.words.rstrip(".") or "nobody says why"
+    if why.why == OFF:
         message = f"An operator has switched the model {model!r} off. GET /v1/models lists what can be had."
         return Refused(Outcome.MODEL_UNAVAILABLE, message, retry=False, code=MODEL_OFF, reason=MODEL_OFF)
-    message = message.rstrip(".") or "nobody says why"
-    if why == FAILED and retry_in is None:
-        message = f"The model {model!r} cannot be run before its settings change: {message}. No retry helps until then."
+    if why.why == FAILED and why.retry_in is None:
+        message = f"The model {model!r} cannot be run before its settings change: {said}. No retry helps until then."
         return Refused(Outcome.MODEL_UNAVAILABLE, message, retry=False)
-    return Refused(
-        Outcome.MODEL_UNAVAILABLE,
-        f"The model {model!r} cannot be made ready at the moment: {message}.",
-        retry_after=UNKNOWN if retry_in is None else retry_in,
-        reason=NO_MEMORY if why == NO_MEMORY else "",
-    )
+    message = f"The model {model!r} cannot be made ready at the moment: {said}."
+    retry_after = UNKNOWN if why.retry_in is None else why.retry_in
+    reason = NO_MEMORY if why.why == NO_MEMORY else ""
+    return Refused(Outcome.MODEL_UNAVAILABLE, message, retry_after=retry_after, reason=reason)
 
 
-def unaffordable(call: Call, provider: str, frees_in: float | None) -> Refused:
-    """The budget of a provider, or the tenant's share of it. `frees_in`: seconds until it may have room, infinite: it
-    never has; None: it has room, of which the storage has not yet been told."""
+def _unaffordable(why: Refuse, call: Call) -> Refused:
+    """The budget of a provider, or the tenant's share of it, has no room; or it has room of which the storage has not
+    been told yet."""
+    provider, frees_in = why.words, why.retry_in
     if frees_in is None:
         message = f"Money for calls such as this one to the provider {provider} is not set aside in the storage yet."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
@@ -204,27 +224,13 @@ def unaffordable(call: Call, provider: str, frees_in: float | None) -> Refused:
     return Refused(Outcome.RATE_LIMITED, message, retry_after=frees_in, code=QUOTA)
 
 
-def not_ready(call: Call, now: float, foretold: Foretold) -> Refused:
-    """Refusal of a call whose model is being made ready, too late for the call."""
-    return Refused(
-        Outcome.MODEL_UNAVAILABLE,
-        f"The model {call.model!r} is being made ready. This call of class {call.class_name!r} cannot wait for it: "
-        f"{lateness(foretold, call, now)}.",
-        retry_after=foretold.ready,
-    )
-
-
-def too_large(call: Call, largest: int) -> Refused:
-    return Refused(
-        Outcome.TOO_LARGE,
-        f"This request needs about {call.cost} tokens of KV cache and no engine of this fleet can hold more than "
-        f"{largest} for {call.model!r}. Shorten the prompt or lower max_tokens.",
-        code="context_length_exceeded",
-    )
-
-
-def draining() -> Refused:
-    return Refused(Outcome.DRAINING, "This gateway is shutting down; retry elsewhere.", retry_after=SOON)
+# Refusals whose message depends on more.
+_TOLD: Mapping[Reason, Callable[[Refuse, Call], Refused]] = MappingProxyType({
+    Reason.UNKNOWN_MODEL: _unknown_model,
+    Reason.NO_ENGINE: _no_engine,
+    Reason.UNAVAILABLE: _unavailable,
+    Reason.UNAFFORDABLE: _unaffordable,
+})  # fmt: skip
 
 
 def keys_awaited() -> Refused:
@@ -235,58 +241,6 @@ def keys_awaited() -> Refused:
 def no_decider() -> Refused:
     """Refusal of a call whose relay reached no decider for as long as the call could wait."""
     return Refused(Outcome.NO_ENGINE, "Nobody could decide about this call in time; retry.", retry_after=SOON)
-
-
-def queue_full(call: Call, bound: str, due_in: float | None) -> Refused:
-    message = f"The queue of class {call.class_name!r} for {call.model!r} is full: its limit is {bound}."
-    return _come_back(Outcome.QUEUE_FULL, message, due_in)
-
-
-def displaced(call: Call, by_class: str, due_in: float | None) -> Refused:
-    message = (
-        f"The queue for {call.model!r} was full, and a call of class {by_class!r}, which is more important, took "
-        f"the place of this one of class {call.class_name!r}."
-    )
-    return _come_back(Outcome.SHED, message, due_in)
-
-
-def refused_by_mode(call: Call, why: str, wait: float) -> Refused:
-    return Refused(Outcome.SHED, f"The engines of {call.model!r} are under pressure: {why}.", retry_after=wait)
-
-
-def deadline_unreachable(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:
-    message = f"This call of class {call.class_name!r} would be too late: {lateness(foretold, call, now)}."
-    return _come_back(Outcome.DEADLINE_UNREACHABLE, message, due_in)
-
-
-def shed_late(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:
-    message = f"This call of class {call.class_name!r} has become too late: {lateness(foretold, call, now)}."
-    return _come_back(Outcome.SHED, message, due_in)
-
-
-def _come_back(outcome: Outcome, message: str, due_in: float | None) -> Refused:
-    """`due_in`: seconds until the call's booking is due; None: so much is booked that it has none."""
-    if due_in is not None:
-        return Refused(outcome, message, retry_after=due_in, kept=True)
-    return Refused(outcome, f"{message} The next minute is booked out.", retry_after=BOOKED_OUT)
-
-
-def too_slow(call: Call, seconds: float) -> Refused:
-    """Refusal of a call whose deadline passed before it could enter the queue. The deadline counts from the first byte
-    of its head."""
-    return Refused(
-        Outcome.EXPIRED,
-        f"The deadline passed before this call of class {call.class_name!r} was whole: it began {seconds:.1f} s ago.",
-        retry_after=SOON,
-    )
-
-
-def expired(call: Call, waited: float) -> Refused:
-    return Refused(
-        Outcome.EXPIRED,
-        f"The deadline passed after {waited:.1f} s in the queue of class {call.class_name!r}.",
-        retry_after=SOON,
-    )
 
 
 # -- calls that an engine was given ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.admission import refusals
-from gateway.core.admission.decision import Foretold
+from gateway.core.admission.decision import Foretold, Reason, Refuse
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.engine import Engine
 from gateway.core.policy.policy import Policy
@@ -19,6 +19,11 @@ from tests.calls import a_call
 
 LONG = Foretold(ready=4.0, wait=2000.0, ttft=0.5, tpot=0.01)
 CALL = a_call(class_name="batch", tenant="acme", prompt_tokens=900, output_tokens=100)
+
+
+def told(reason: Reason, due_in: float | None = None, **why: object) -> Refused:
+    """The refusal of CALL for this reason, as its caller gets it."""
+    return refusals.refused(Refuse(reason=reason, **why), CALL, 0.0, due_in)  # type: ignore[arg-type]
 
 
 def engines(*seen: bool) -> list[Engine]:
@@ -32,42 +37,78 @@ def engines(*seen: bool) -> list[Engine]:
 @pytest.mark.parametrize(
     ("refused", "outcome", "status", "says", "retry_after"),
     [
-        (refusals.unknown_model("x", engines(True, True)), Outcome.NOT_FOUND, 404, "'x' does not exist", None),
-        (refusals.unknown_model("x", engines(True, False)), Outcome.NO_ENGINE, 503, "Not every engine", 1.0),
-        (refusals.unknown_model("x", [], awaited=True), Outcome.NO_ENGINE, 503, "awaits its sidecars' reports", 1.0),
-        (refusals.unknown_model("x", []), Outcome.NOT_FOUND, 404, "GET /v1/models", None),
-        (refusals.unknown_model("x", [], away=True), Outcome.NOT_FOUND, 404, "the machine that had it is away", None),
+        (told(Reason.UNKNOWN_MODEL, engines=engines(True, True)), Outcome.NOT_FOUND, 404, "'m' does not exist", None),
+        (told(Reason.UNKNOWN_MODEL, engines=engines(True, False)), Outcome.NO_ENGINE, 503, "Not every engine", 1.0),
+        (told(Reason.UNKNOWN_MODEL, reports_awaited=True), Outcome.NO_ENGINE, 503, "awaits its sidecars' reports", 1.0),
+        (told(Reason.UNKNOWN_MODEL), Outcome.NOT_FOUND, 404, "GET /v1/models", None),
+        (told(Reason.UNKNOWN_MODEL, away=True), Outcome.NOT_FOUND, 404, "the machine that had it is away", None),
         (refusals.forbidden_model(CALL), Outcome.FORBIDDEN, 403, "Tenant 'acme' may not use the model 'm'", None),
-        (refusals.no_engine("m"), Outcome.NO_ENGINE, 503, "No engine that serves 'm' can be given calls now.", 2.0),
-        (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "1000 tokens of KV cache", None),
-        (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "more than 800 for 'm'", None),
-        (refusals.unaffordable(CALL, "cloud", None), Outcome.NO_ENGINE, 503, "is not set aside", 1.0),
-        (refusals.unaffordable(CALL, "cloud", 60.0), Outcome.RATE_LIMITED, 429, "no room for what this call", 60.0),
-        (refusals.unaffordable(CALL, "cloud", 60.0), Outcome.RATE_LIMITED, 429, "until the next begins", 60.0),
-        (refusals.unaffordable(CALL, "cloud", 5.0), Outcome.RATE_LIMITED, 429, "until calls under way have ended", 5.0),
-        (refusals.unaffordable(CALL, "cloud", math.inf), Outcome.RATE_LIMITED, 429, "even with nothing spent", None),
-        (refusals.keys_awaited(), Outcome.UPSTREAM, 502, "keys of its issuer are being read", 1.0),
-        (refusals.draining(), Outcome.DRAINING, 503, "shutting down", 1.0),
-        (refusals.queue_full(CALL, "64 calls", 3.0), Outcome.QUEUE_FULL, 503, "'batch' for 'm' is full: its lim", 3.0),
-        (refusals.queue_full(CALL, "64 calls", None), Outcome.QUEUE_FULL, 503, "minute is booked out", 61.0),
-        (refusals.displaced(CALL, "default", 3.0), Outcome.SHED, 503, "a call of class 'default', which is more", 3.0),
-        (refusals.refused_by_mode(CALL, "mode tight", 4.0), Outcome.SHED, 503, "under pressure: mode tight.", 4.0),
+        (told(Reason.NO_ENGINE), Outcome.NO_ENGINE, 503, "No engine that serves 'm' can be given calls now.", 2.0),
+        (told(Reason.TOO_LARGE, largest=800), Outcome.TOO_LARGE, 413, "1000 tokens of KV cache", None),
+        (told(Reason.TOO_LARGE, largest=800), Outcome.TOO_LARGE, 413, "more than 800 for 'm'", None),
+        (told(Reason.UNAFFORDABLE, words="cloud"), Outcome.NO_ENGINE, 503, "is not set aside", 1.0),
         (
-            refusals.deadline_unreachable(CALL, 0.0, LONG, 3.0),
+            told(Reason.UNAFFORDABLE, words="cloud", retry_in=60.0),
+            Outcome.RATE_LIMITED,
+            429,
+            "no room for what this call",
+            60.0,
+        ),
+        (
+            told(Reason.UNAFFORDABLE, words="cloud", retry_in=60.0),
+            Outcome.RATE_LIMITED,
+            429,
+            "until the next begins",
+            60.0,
+        ),
+        (
+            told(Reason.UNAFFORDABLE, words="cloud", retry_in=5.0),
+            Outcome.RATE_LIMITED,
+            429,
+            "until calls under way have ended",
+            5.0,
+        ),
+        (
+            told(Reason.UNAFFORDABLE, words="cloud", retry_in=math.inf),
+            Outcome.RATE_LIMITED,
+            429,
+            "even with nothing spent",
+            None,
+        ),
+        (refusals.keys_awaited(), Outcome.UPSTREAM, 502, "keys of its issuer are being read", 1.0),
+        (told(Reason.DRAINING), Outcome.DRAINING, 503, "shutting down", 1.0),
+        (
+            told(Reason.QUEUE_FULL, 3.0, words="64 calls"),
+            Outcome.QUEUE_FULL,
+            503,
+            "'batch' for 'm' is full: its lim",
+            3.0,
+        ),
+        (told(Reason.QUEUE_FULL, words="64 calls"), Outcome.QUEUE_FULL, 503, "minute is booked out", 61.0),
+        (
+            told(Reason.DISPLACED, 3.0, words="default"),
+            Outcome.SHED,
+            503,
+            "a call of class 'default', which is more",
+            3.0,
+        ),
+        (told(Reason.MODE, words="mode tight", wait=4.0), Outcome.SHED, 503, "under pressure: mode tight.", 4.0),
+        (
+            told(Reason.TOO_LATE, 3.0, foretold=LONG),
             Outcome.DEADLINE_UNREACHABLE,
             503,
             "would be too late: its",
             3.0,
         ),
         (
-            refusals.deadline_unreachable(CALL, 0.0, LONG, None),
+            told(Reason.TOO_LATE, foretold=LONG),
             Outcome.DEADLINE_UNREACHABLE,
             503,
             "The next minute is booked out.",
             61.0,
         ),
-        (refusals.shed_late(CALL, 2.5, LONG, 3.0), Outcome.SHED, 503, "has become too late: its", 3.0),
-        (refusals.not_ready(CALL, 0.0, LONG), Outcome.MODEL_UNAVAILABLE, 503, "is being made ready. This call", 4.0),
+        (told(Reason.SHED_LATE, 3.0, foretold=LONG), Outcome.SHED, 503, "has become too late: its", 3.0),
+        (told(Reason.NOT_READY, foretold=LONG), Outcome.MODEL_UNAVAILABLE, 503, "is being made ready. This call", 4.0),
         (
             refusals.engine_failed("engine-1", "10.0.0.1:8000", "at 10.0.0.1", "reset"),
             Outcome.UPSTREAM,
@@ -80,7 +121,7 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.cut_by_deadline(), Outcome.EXPIRED, 504, "before the end of the answer", None),
         (refusals.cut_by_drain(), Outcome.DRAINING, 503, "shutting down", 1.0),
         (refusals.bug("r7"), Outcome.BUG, 500, "report request id r7", None),
-        (refusals.expired(CALL, 2.5), Outcome.EXPIRED, 504, "passed after 2.5 s in the queue", 1.0),
+        (told(Reason.EXPIRED, waited=2.5), Outcome.EXPIRED, 504, "passed after 2.5 s in the queue", 1.0),
     ],
 )
 def test_what_a_caller_is_told(
@@ -93,10 +134,10 @@ def test_what_a_caller_is_told(
 @pytest.mark.parametrize(
     "made",
     [
-        lambda place: refusals.displaced(CALL, "batch", place),
-        lambda place: refusals.deadline_unreachable(CALL, 0.0, LONG, place),
-        lambda place: refusals.shed_late(CALL, 0.0, LONG, place),
-        lambda place: refusals.queue_full(CALL, "1 calls", place),
+        lambda place: told(Reason.DISPLACED, place, words="batch"),
+        lambda place: told(Reason.TOO_LATE, place, foretold=LONG),
+        lambda place: told(Reason.SHED_LATE, place, foretold=LONG),
+        lambda place: told(Reason.QUEUE_FULL, place, words="1 calls"),
     ],
 )
 def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry_within_a_minute(
@@ -173,13 +214,13 @@ def test_an_engine_that_may_be_given_no_calls_is_counted_by_why() -> None:
     drained.draining = True
     for _ in range(100):
         failing.breaker.ended(failing.breaker.sent(1.0), Ending.FAILURE, 1.0)
-    told = refusals.no_engine("m", [down, drained, failing])
-    assert told.message == "No engine that serves 'm' can be given calls now (of 3: 1 down, 1 drained, 1 failing)."
-    assert refusals.no_engine("m", engines(True)).message.endswith("calls now.")
+    message = told(Reason.NO_ENGINE, engines=[down, drained, failing]).message
+    assert message == "No engine that serves 'm' can be given calls now (of 3: 1 down, 1 drained, 1 failing)."
+    assert told(Reason.NO_ENGINE, engines=engines(True)).message.endswith("calls now.")
 
 
 def test_fields_at_fault_are_named() -> None:
-    assert refusals.unknown_model("x", []).param == "model"
+    assert told(Reason.UNKNOWN_MODEL).param == "model"
     assert (refusals.forbidden_model(CALL).param, refusals.forbidden_model(CALL).code) == ("model", "model_not_allowed")
-    assert refusals.too_large(CALL, 1).code == "context_length_exceeded"
+    assert told(Reason.TOO_LARGE, largest=1).code == "context_length_exceeded"
     assert math.isinf(engines(False)[0].health.back_at)
