@@ -1,10 +1,15 @@
-"""Ring of the calls that ended last, for the console: bounded, in the order of their ends, without any prompt."""
+"""Ring of the calls that ended last, for the console: bounded, without any prompt.
+
+Its calls are in the order in which they were told, which is that of their serial numbers. It is nearly that of their
+ends: a relay tells once a second, and after a time without a decider, it tells of calls that ended long before.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from operator import itemgetter
 
 from msgspec import UNSET
 
@@ -23,6 +28,7 @@ class EndedCalls:
         self.last = 0
         self._routed = routed
         self._calls: deque[Ended] = deque(maxlen=kept)
+        self._latest: deque[float] = deque(maxlen=kept)  # beside each call: the latest end up to it
 
     def add(self, record: Record, now: float) -> None:
         """Keep a record, which nobody else reads any more: its prompt, where one is logged, is forgotten."""
@@ -34,6 +40,7 @@ class EndedCalls:
             record.reason = record.reason[:REASON]
         self.last += 1
         self._calls.append((now, record))
+        self._latest.append(max(now, self._latest[-1]) if self._latest else now)
 
     def after(self, serial: int, most: int) -> tuple[int, Sequence[Ended]]:
         """The serial number of the first call after `serial` that is still kept, and up to `most` calls from it on."""
@@ -46,11 +53,15 @@ class EndedCalls:
     def reach(self, now: float, most: float) -> float:
         """Seconds that `since` can look back: `most`, or less where the ring is full of later calls."""
         full = len(self._calls) == self._calls.maxlen
-        return min(most, max(0.001, now - self._calls[0][0])) if full else most
+        return min(most, max(0.001, now - self._latest[0])) if full else most
 
-    def since(self, when: float) -> Iterator[Ended]:
+    def since(self, when: float) -> list[Ended]:
         """The calls that ended after `when`, the newest first."""
-        for ended in reversed(self._calls):
-            if ended[0] <= when:
-                return
-            yield ended
+        found = []
+        for latest, ended in zip(reversed(self._latest), reversed(self._calls), strict=True):
+            if latest <= when:  # as are all before it
+                break
+            if ended[0] > when:
+                found.append(ended)
+        found.sort(key=itemgetter(0), reverse=True)
+        return found

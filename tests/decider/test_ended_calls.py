@@ -1,4 +1,4 @@
-"""Ring of ended calls: what lies behind a serial number."""
+"""Ring of ended calls: what lies behind a serial number, and what ended after a time."""
 
 from __future__ import annotations
 
@@ -14,3 +14,24 @@ def test_a_serial_number_beyond_all_calls_has_none_behind_it() -> None:
     assert [record.request_id for _, record in ring.after(2, 10)[1]] == ["2"]
     for serial in (3, 4, 10**30):
         assert ring.after(serial, 10)[1] == ()
+
+
+def ring_of(kept: int, *ends: float) -> EndedCalls:
+    """A ring that was told of calls which ended at these times, in this order."""
+    ring = EndedCalls(kept)
+    for end in ends:
+        ring.add(Record(request_id=str(end), route=""), end)
+    return ring
+
+
+def test_calls_that_are_told_late_hide_none_that_were_told_before() -> None:
+    """As those of a relay that had no decider for a time."""
+    ring = ring_of(9, 94.0, 96.0, 98.0, 70.0, 95.0, 97.0)
+    assert [at for at, _ in ring.since(95.0)] == [98.0, 97.0, 96.0]
+    assert [at for at, _ in ring.since(60.0)] == [98.0, 97.0, 96.0, 95.0, 94.0, 70.0]
+    assert [record.request_id for _, record in ring.after(3, 2)[1]] == ["70.0", "95.0"], "serials are not moved"
+
+
+def test_a_full_ring_reaches_back_to_the_latest_end_that_it_may_have_forgotten() -> None:
+    assert ring_of(3, 94.0, 96.0, 70.0, 97.0).reach(100.0, 60.0) == 4.0
+    assert ring_of(2, 94.0, 96.0, 70.0, 97.0).reach(100.0, 60.0) == 4.0, "the call of 70.0 came after that of 96.0"

@@ -22,6 +22,7 @@ from gateway.frames.calls import ask_of
 from gateway.frames.messages import AllHeld, CallEnd, CountsAsk
 from gateway.relay.remote import link
 from gateway.relay.remote.decider import RemoteDecider
+from gateway.serve.processes import relaying
 from gateway.serve.processes.relaying import RelaySide
 from loadtest.simulate.memory_wire import Sends
 from loadtest.simulate.relays import relay_of
@@ -140,6 +141,30 @@ def test_calls_that_end_while_there_is_no_decider_are_told_to_the_next() -> None
             side._timer.cancel()
             side._tell_counts()
         await until(lambda: made.gateway.ended_calls.last)
+        await side.aclose()
+        await until(lambda: not made.hub.sessions)
+        assert made.gateway.ended_calls.last == 1
+
+    run(body)
+
+
+def test_what_a_relay_tells_last_is_told_once_to_a_decider_that_comes_while_it_looks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay's totals are due in between: its timer runs out a thousand times a second."""
+    monkeypatch.setattr(link, "TOLD_WITHIN", 60.0)
+    monkeypatch.setattr(relaying, "COUNT_EVERY", 0.001)
+
+    async def body(made: Setting) -> None:
+        side = relay_with_a_record(made)
+        side._tell_counts()
+        signals: Any = SimpleNamespace(first=asyncio.Event())
+        signals.first.set()
+        ending = asyncio.create_task(side.until_drained(signals))
+        await asyncio.sleep(0.02)
+        side.link.start()
+        async with asyncio.timeout(60):
+            await ending
         await side.aclose()
         await until(lambda: not made.hub.sessions)
         assert made.gateway.ended_calls.last == 1

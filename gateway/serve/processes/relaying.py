@@ -190,6 +190,7 @@ class RelaySide:
         for each in (order, first):
             each.cancel()
         await giving
+        self._timer.cancel()  # it would tell a decider that comes meanwhile, and the same be told again
         await self.link.tell_last(partial(self._tell_ended, self._ended_told))
 
     async def _give_batches(self) -> None:
