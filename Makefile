@@ -159,7 +159,7 @@ gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
 
-figures: $(STAMP) ## retries after Retry-After, and prefill on other engines, of the whole gateway in virtual time; FIGURES=--help tells how
+figures: $(STAMP) ## retries after Retry-After, prefill on other engines, and providers' money, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.lab.figures $(FIGURES)
 
 picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goodput against offered load, with a gateway and without; PICTURE=--help tells

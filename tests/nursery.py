@@ -90,7 +90,11 @@ class Nursery:
 
     def close(self) -> None:
         self._way.close()
-        self._process.wait()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class Nurseries:

@@ -31,7 +31,7 @@ FACTORS = (0.8, 1.5, 3.0)  # of the capacity
 def row_money(setting: Setting) -> list[Row]:
     """Spill what would be late, and what cannot start at once."""
     mix = (msgspec.structs.replace(MIX[0], share=1.0),)
-    own = msgspec.structs.replace(setting, mix=mix, policy=POLICY)
+    own = msgspec.structs.replace(setting, mix=mix, policy=POLICY, capacity=None)
     capacity, rows = own.saturated(), list[Row]()
     routed = (msgspec.structs.replace(mix[0], model="sim-or-cloud"),)
     for by_load in (False, True):

@@ -47,6 +47,15 @@ def test_flags_go_before_the_scenario() -> None:
     assert contender.fixed.sources == [("a", Address("h", 81))]
 
 
+@pytest.mark.parametrize("flags", ["--rate 5/s", "--clients 3"])
+def test_flags_replace_the_arrivals_of_a_trace(tmp_path: Path, flags: str) -> None:
+    file, trace = tmp_path / "s.yaml", '{"timestamp": 0, "input_length": 2, "output_length": 1}\n'
+    (tmp_path / "t.jsonl").write_text(trace)
+    file.write_text("version: 1\nduration: 1m\narrivals: trace\ntrace: {file: t.jsonl}\n")
+    scenario = read("--scenario", str(file), "--target", "http://h", *flags.split()).scenario
+    assert (scenario.trace, scenario.arrivals == "trace") == (None, False)
+
+
 def test_what_may_still_be_in_time_is_waited_for() -> None:
     assert read("--target", "http://h", "--slo", "ttft.p99<1s").drain == 60.0
     assert read("--target", "http://h", "--slo", "e2e.p99<5m").drain == 300.0

@@ -100,6 +100,14 @@ def test_a_policy_without_the_classes_and_callers_of_the_traffic_is_refused(text
 
 
 @pytest.mark.slow
+def test_money_is_of_the_capacity_for_interactive_calls_whatever_was_measured_before() -> None:
+    setting = Setting(engines=1, warm=3.0, measured=5.0)
+    rows = ROWS["money"](setting)
+    setting.capacity = Saturation(tokens=1e4, calls=100.0, clients=1)  # of other traffic
+    assert ROWS["money"](setting) == rows
+
+
+@pytest.mark.slow
 def test_every_row_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "CLIENTS", (4,))  # a rough capacity of each load of `prefill`
     monkeypatch.setattr(loads, "SATURATED", (5.0, 25.0))
