@@ -188,15 +188,17 @@ def sleep_state_of(rows: Rows) -> SleepState | None:
 
 
 def lora_of(rows: Rows) -> LoraLoad | None:
-    """The adapters with requests now, of the rows of LORA; None where there are none. Raises AnswerError.
+    """The adapters with requests now, of the rows of LORA; None where LoRA is not enabled. Raises AnswerError.
 
     vLLM (0.9 to 0.33) writes the time as the value and all else as labels, so every state that ever was stays there as
-    a row of its own: the newest counts.
+    a row of its own: the newest counts. Its V0 core (0.9, 0.10) writes rows of `max_lora="0"` without LoRA.
     """
     if not rows:
         return None
     labels, _ = max(rows, key=lambda row: row[1])
     most = labels.get("max_lora", "")
+    if most == "0":
+        return None
     if not (most.isascii() and most.isdigit() and 1 <= int(most[:6]) <= MOST_LORAS):
         raise AnswerError(f"vllm:lora_requests_info says max_lora={most[:40]!r}")
     told = [labels.get(f"{state}_lora_adapters", "") for state in ("waiting", "running")]

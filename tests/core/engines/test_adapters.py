@@ -47,7 +47,12 @@ def test_the_newest_row_tells_the_adapters_with_requests() -> None:
     assert sample_from(without).lora is None
 
 
-@pytest.mark.parametrize("most", ["", "0", "x", "9999", "-1", "\u0661", "1" * 5000])
+def test_an_engine_without_adapters_that_tells_of_none_has_none() -> None:
+    """The V0 core of vLLM 0.9 and 0.10 writes the row always, LoRA or not."""
+    assert sample_from(METRICS.replace(b'max_lora="2"', b'max_lora="0"')).lora is None
+
+
+@pytest.mark.parametrize("most", ["", "00", "x", "9999", "-1", "\u0661", "1" * 5000])
 def test_a_number_of_adapters_that_cannot_be_is_refused(most: str) -> None:
     with pytest.raises(AnswerError, match="max_lora"):
         lora_of([({"max_lora": most}, 1.0)])

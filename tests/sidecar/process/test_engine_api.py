@@ -219,6 +219,19 @@ def test_a_model_that_generates_nothing_is_not_taken_for_dead(status: int, well:
     play(scene)
 
 
+def test_an_engine_of_the_v0_core_without_lora_is_read_and_alive() -> None:
+    """vLLM 0.9 and 0.10: its row of adapters is there always."""
+    row = b'vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} 1.7643e+09\n'
+
+    async def scene() -> None:
+        targets = {"/metrics": answer(METRICS + row), "/v1/completions": answer(b"no", 404)}
+        async with Scripted(**targets) as server, aclosing(EngineApi(server.origin, "m", dev_mode=False)) as api:
+            assert (await api.gauges()).lora is None
+            await api.alive()
+
+    play(scene)
+
+
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
