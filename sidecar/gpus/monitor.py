@@ -152,6 +152,7 @@ class GpuMonitor:
             if size:
                 until = asyncio.get_running_loop().time() + QUARANTINE
                 self._quarantined[index] = (used[index] - int(SHARE * size), until)
+        self._refuse()  # nothing is started there while the next reading is waited for
         await self.look()
         quarantined = [index for index in held if index in self._quarantined]
         for index in quarantined:

@@ -43,8 +43,8 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes w
 class Ring:
     """The end of an engine's output, bounded in bytes, and its last lines. `feed` takes output as it comes.
 
-    What a carriage return has overwritten is no line's, so a progress bar is one line and not a thousand. Of a line
-    that is being written LINE_MOST bytes are kept.
+    What a carriage return has overwritten is no line's, so a progress bar is one line and not a thousand, and pushes
+    no other line out. Of a line LINE_MOST bytes are kept: the last ones while it is being written.
     """
 
     def __init__(self, lines: int = LINES, size: int = SIZE) -> None:
@@ -54,8 +54,10 @@ class Ring:
 
     def feed(self, data: bytes) -> None:
         """Take what was written next, cut anywhere."""
-        whole, end, rest = (self._data + data).rpartition(b"\n")
-        data = whole + end + rest[-LINE_MOST:]
+        before, end, begun = self._data.rpartition(b"\n")
+        whole, newline, rest = (begun + data).rpartition(b"\n")
+        lines = map(_shown, whole.rsplit(b"\n", self._most_lines)[-self._most_lines :])
+        data = before + end + b"\n".join(lines) + newline + rest[-LINE_MOST:]
         if len(data) > self.size:
             data = data[-self.size :]
             data = data.partition(b"\n")[2] or data  # without the line that is cut
@@ -70,7 +72,11 @@ class Ring:
         """The lines from old to new, at most `last`; the one being written is the newest."""
         found = self._data.removesuffix(b"\n").split(b"\n")[-self._most_lines :] if self._data else []
         found = found if last is None else found[max(0, len(found) - last) :]
-        return [line.rstrip(b"\r").rpartition(b"\r")[2][:LINE_MOST].decode(errors="replace") for line in found]
+        return [_shown(line).decode(errors="replace") for line in found]
+
+
+def _shown(line: bytes) -> bytes:
+    return line.rstrip(b"\r").rpartition(b"\r")[2][:LINE_MOST]
 
 
 class Output:

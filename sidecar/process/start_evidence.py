@@ -33,7 +33,7 @@ from sidecar.sizing.extras import draft_model
 from sidecar.sizing.model_files import cache_folder, hub_folder
 
 LOOK_WITHIN = 10.0  # seconds for one look
-MOST_FILES = 20_000  # of one folder that are looked at
+MOST_FILES = 20_000  # of one folder that are looked at, and folders in it
 MOST_LINES = 500  # of one reading that are judged, the last ones
 LINE_MOST = 4000  # bytes of a line that is being written
 
@@ -91,11 +91,17 @@ def _look(process: Process, folders: Sequence[Path]) -> Look:
 def bytes_in(folder: Path) -> int:
     """Bytes and blocks of the files in a folder, as many as are looked at; links are not followed. A file counts for
     its length and for what the disk has of it, since a download may reserve its length at once."""
-    found, files = 0, (os.path.join(root, name) for root, _, names in os.walk(folder) for name in names)
-    for file in islice(files, MOST_FILES):
-        with contextlib.suppress(OSError):  # it is gone
-            seen = os.lstat(file)
-            found += seen.st_size + 512 * seen.st_blocks
+    found, left, waiting = 0, MOST_FILES, [str(folder)]
+    while waiting and left:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:  # it is gone, or never was
+            for entry in islice(entries, left):
+                left -= 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                    continue
+                with contextlib.suppress(OSError):  # it is gone
+                    seen = entry.stat(follow_symlinks=False)
+                    found += seen.st_size + 512 * seen.st_blocks
     return found
 
 

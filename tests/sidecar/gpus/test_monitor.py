@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from sidecar.core.gpus import GPU, GPUError
-from sidecar.gpus.monitor import GpuMonitor
+from sidecar.gpus import monitor as gpu_monitor
+from sidecar.gpus.monitor import NOT_BACK, GpuMonitor
 
 
 def monitor(*totals: int) -> GpuMonitor:
@@ -68,3 +69,20 @@ def test_a_reading_from_before_the_driver_failed_will_not_do() -> None:
     seen = GpuMonitor(sample, print)
     assert asyncio.run(seen.until(lambda _: True))
     assert list(answers) == []
+
+
+def test_a_quarantine_is_seen_before_the_next_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_monitor, "BACK_WITHIN", 0.0)
+    refused: list[list[str]] = []
+
+    async def sample() -> tuple[GPU, ...]:
+        refused.append([gpu.refused for gpu in seen.gpus])
+        return tuple(GPU(index=index, total=9, used=8, free=1) for index in range(2))
+
+    seen = GpuMonitor(sample, print)
+
+    async def scene() -> None:
+        assert not await seen.back(await seen.look(), {1: 8})
+
+    asyncio.run(scene())
+    assert refused == [[], ["", ""], ["", NOT_BACK]]

@@ -47,6 +47,17 @@ def test_a_ring_keeps_the_last_lines_and_the_one_being_written(fed: list[bytes],
     assert ring.lines(0) == []
 
 
+@pytest.mark.parametrize("step", [1000, 64 * 1024, 10**9])
+def test_what_is_overwritten_pushes_no_line_out(step: int) -> None:
+    bar = b"".join(b"\rLoading: %3d%% |%s|" % (update // 2, b"#" * 40) for update in range(200))
+    written = b"".join(bar + b"\r\r\nerror %d\n" % number for number in range(40))
+    ring = Ring(size=64 * 1024)
+    for at in range(0, len(written), step):
+        ring.feed(written[at : at + step])
+    last = f"Loading:  99% |{'#' * 40}|"
+    assert ring.lines() == [line for number in range(40) for line in (last, f"error {number}")]
+
+
 def test_a_long_line_is_cut_and_a_gap_ends_a_line() -> None:
     ring = Ring()
     ring.feed(b"w" * 3 * LINE_MOST + b"\n" + b"beginn")

@@ -213,6 +213,16 @@ def test_a_folder_is_counted_without_links_and_only_so_far(tmp_path: Path, monke
     assert bytes_in(tmp_path) < reserved
 
 
+def test_folders_without_files_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path.joinpath(*["a"] * 9)
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(b"x")
+    monkeypatch.setattr(start_evidence, "MOST_FILES", 10)
+    assert bytes_in(tmp_path) > 0
+    monkeypatch.setattr(start_evidence, "MOST_FILES", 9)
+    assert bytes_in(tmp_path) == 0
+
+
 def test_a_model_in_a_local_folder_is_downloaded_nowhere(tmp_path: Path) -> None:
     env = {"HF_HOME": "/hub"}
     profile = Profile(model_path="Qwen/Qwen3-8B", flags={"download-dir": "down"})
