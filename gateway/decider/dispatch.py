@@ -79,7 +79,8 @@ class Dispatch:
         self._turns = self.waiting.turns  # empty: nobody waits
         self.estimates = Estimates(control, fleet, clock)
         self.routes = ModelRoutes(control, clock)
-        self.routes.gives = self.waiting.gives
+        self.routes.moves = self.waiting.moves
+        self.routes.decides = lambda now: now < self.lease_until
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
 

@@ -173,8 +173,9 @@ class LocalAdmission:
         """Judge by the engines that are known now."""
         decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
         route = snapshot.policy.models.get(call.asked_model) if call.asked_model else None
+        routes, exchange = decider.dispatch.routes, None
         if route is not None:
-            decider.dispatch.routes.resolve(call, route, account, self._appraise)
+            exchange = routes.resolve(call, route, account, self._appraise)
         served = decider.fleet.serving(call.model)
         if not served:
             call.model = decider.dispatch.control.model_of(call.model)
@@ -188,11 +189,16 @@ class LocalAdmission:
             raise refusals.forbidden_model(call)
         if not served and not decider.dispatch.sidecars.models.knows(call.model):
             raise self._unknown(call)  # before tokens are charged for it
-        if not decider.limits.limited or account.name == MIRROR:
-            return
+        if decider.limits.limited and account.name != MIRROR:
+            self._take(call)
+        if exchange is not None:
+            routes.exchange(call, exchange)
+
+    def _take(self, call: Call) -> None:
+        """Charge the call to its tenant's limits. Raises Refused."""
         try:
-            self._charge = decider.limits.charge(
-                account.name, call.class_name, call.model, call.cost, call.arrived, self._arrived, call.body
+            self._charge = self._decider.limits.charge(
+                self._account.name, call.class_name, call.model, call.cost, call.arrived, self._arrived, call.body
             )
         except Refused as refused:
             self._in_own_words(refused, call.class_name, call.model)

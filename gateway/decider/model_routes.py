@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice
 
+import msgspec
 from msgspec import UNSET
 
 from gateway.core.admission import refusals
@@ -31,9 +32,14 @@ def _models(route: ModelRoute, call: Call) -> Sequence[str]:
     return members if call.no_fallback else [*members, *route.fallback]
 
 
-def _stuck(_: Ticket, __: float) -> bool:
+def _stuck(_: Sequence[Ticket], __: str, ___: float) -> bool:
     """Move no call: the default if nobody waits."""
     return False
+
+
+def _decides(_: float) -> bool:
+    """Decide at any time: the default without a lease."""
+    return True
 
 
 def _unheard(_: str) -> None:
@@ -46,13 +52,21 @@ MOST_LEAVE = 4  # of them in place of one newcomer
 SPILLS = {"late": ("late",), "failed": ("late", "errors")}
 
 
+class Exchange(msgspec.Struct, frozen=True):
+    """Waiting calls that are to leave for the provider's model `outside`, so that a newcomer is in time at its own."""
+
+    leaving: Sequence[Ticket]
+    outside: str
+
+
 class ModelRoutes:
     """Resolves calls by what `control` would decide about them. `clock` gives monotonic seconds. `say` takes lines for
     the operator.
 
-    `gives` moves a waiting call to another of its models, if one can serve the call in time, and says whether one can.
-    `resolved` counts calls by route, model, and how they came to it: member, moved, fallback or spilled (see
-    `resolve`); failed: the first model failed them; late: they had waited for another, in vain.
+    `moves` gives waiting calls of one model to another, and says whether all could be moved. `decides`: whether this is
+    the one that decides, at that time. `resolved` counts calls by route, model, and how they came to it: member, moved,
+    fallback or spilled (see `resolve`); failed: the first model failed them; late: they had waited for another, in
+    vain, until a provider could just be in time, or until a newcomer got their place.
     """
 
     def __init__(self, control: AdmissionControl, clock: Callable[[], float]) -> None:
@@ -61,22 +75,26 @@ class ModelRoutes:
         self._rng = random.Random(0)  # noqa: S311 # breaks ties of questions, whose answers nobody obeys
         self._trials: dict[str, CanaryTrial] = {}
         self.say: Callable[[str], None] = _unheard
-        self.gives: Callable[[Ticket, float], bool] = _stuck
+        self.moves: Callable[[Sequence[Ticket], str, float], bool] = _stuck
+        self.decides: Callable[[float], bool] = _decides
         self.mirrored: dict[tuple[str, str], Answers] = {}  # by route and side: COPY or MEMBER
         self.resolved: Counter[tuple[str, str, str]] = Counter()
 
-    def resolve(self, call: Call, route: ModelRoute, account: Account, appraise: Callable[[Call], None]) -> None:
-        """Set the call's model. `appraise` fills in the estimates and the class that the call has with a model.
+    def resolve(
+        self, call: Call, route: ModelRoute, account: Account, appraise: Callable[[Call], None]
+    ) -> Exchange | None:
+        """Set the call's model. `appraise` fills in the estimates and the class that the call has with a model. Return
+        what `exchange` is to carry out once the call is charged.
 
         Raises Refused if the tenant may use none of the route's models. A tenant with the route among its `models` may
         use all of them.
         """
         control, allowed, now = self._control, account.models, self._clock()
 
-        def asks(model: str) -> Prospect:
+        def asks(model: str, less: int = 0) -> Prospect:
             call.model = control.model_of(model)
             appraise(call)
-            return prospect_of(control, call, now, self._rng)
+            return prospect_of(control, call, now, self._rng, less=less)
 
         def permitted(model: str) -> bool:
             return not allowed or call.asked_model in allowed or model in allowed
@@ -111,29 +129,49 @@ class ModelRoutes:
         if resolved is None:
             call.model = call.asked_model
             raise refusals.forbidden_model(call)
-        if resolved.instead is not None and self._stays(call, resolved.instead.model, resolved.model, asks):
-            resolved = resolved.instead
+        exchange = None
+        if resolved.instead is not None:
+            exchange = self._exchange(call, resolved.instead.model, resolved.model, asks)
+            resolved = resolved if exchange is None else resolved.instead
         call.others = tuple([model for model in others if model != resolved.model])
         call.model = control.model_of(resolved.model)
         self.resolved[call.asked_model, resolved.model, resolved.how] += 1
+        return exchange
 
-    def _stays(self, call: Call, member: str, outside: str, asks: Callable[[str], Prospect]) -> bool:
-        """Let calls that wait for the member leave the house in this one's place, those of the cheapest tokens first,
-        and of its tenant and class alone. Return whether this one is in time then."""
-        tariff, now = self._control.rules.outside[outside].prices, self._clock()
-        for _ in range(MOST_LEAVE):
-            if asks(member).in_time:
-                return True
-            cheapest, least = None, tariff.each(call)
-            for ticket in islice(self._control.queues.get(call.model, ()), LOOKED_AT):
-                other = ticket.call
-                if other.tenant == call.tenant and other.class_name == call.class_name and outside in other.others:
-                    each = tariff.each(other)
-                    if each < least:
-                        cheapest, least = ticket, each
-            if cheapest is None or not self.gives(cheapest, now):
-                return False
-        return asks(member).in_time
+    def _exchange(self, call: Call, member: str, outside: str, asks: Callable[[str, int], Prospect]) -> Exchange | None:
+        """Return the calls that may leave in this one's place, which wait before it for the member: those of the
+        cheapest tokens, of its tenant and class alone. None: it would not be in time even so, or the provider could not
+        take them all."""
+        control, now = self._control, self._clock()
+        if control.rules.outside[outside].spill != "late" or not self.decides(now):
+            return None
+        asks(member, 0)  # its estimates are the member's from here on
+        price, found = control.rules.outside[outside].prices.each, list[Ticket]()
+        for ticket in islice(control.queues.get(call.model, ()), LOOKED_AT):
+            other = ticket.call
+            alike = other.tenant == call.tenant and other.class_name == call.class_name
+            before = ticket.paid or ticket.deadline <= call.deadline
+            may_leave = outside in other.others and control.may_leave(other, outside)
+            if alike and before and may_leave and price(other) < price(call):
+                found.append(ticket)
+        found.sort(key=lambda ticket: price(ticket.call))
+        less = 0
+        for count, ticket in enumerate(found[:MOST_LEAVE], 1):
+            less += ticket.cost
+            if asks(member, less).in_time:
+                leaving = found[:count]
+                fit = control.may_leave_together([each.call for each in leaving], control.model_of(outside), now)
+                return Exchange(leaving, outside) if fit else None
+        return None
+
+    def exchange(self, call: Call, exchange: Exchange) -> None:
+        """Let the others leave in the place of a call that was resolved and charged just now. If they cannot, it leaves
+        itself where it would be late."""
+        now = self._clock()
+        if not self.moves(exchange.leaving, exchange.outside, now):
+            other = None if prospect_of(self._control, call, now, self._rng).in_time else self.other(call, now)
+            if other is not None:
+                self.give(call, other, now)
 
     def reroute(self, call: Call, exclude: frozenset[str]) -> bool:
         """Give a call another of its route's models if all engines of its own have failed it (`exclude`), and another
@@ -148,22 +186,27 @@ class ModelRoutes:
         self._observe(call.asked_model, own, Outcome.UPSTREAM, None, now)
         return True
 
-    def other(self, call: Call, now: float, how: str = "late") -> str | None:
-        """Return another of the route's models that can serve the call in time; None: there is none. `how`: why the
-        call leaves its model, as counted in `resolved`."""
+    def other(self, call: Call, now: float, how: str = "late", *, among: Container[str] | None = None) -> str | None:
+        """Return another of the route's models that can serve the call in time, `among` these if any are named; None:
+        there is none. `how`: why the call leaves its model, as counted in `resolved`."""
         control, own, class_name = self._control, call.model, call.class_name
         call.class_name = control.rules.classes.known(class_name)  # as where it waits
+        leaves = None
         try:
             for other in call.others:
+                if among is not None and other not in among:
+                    continue
                 call.model = control.model_of(other)
                 provider = control.rules.outside.get(other)
                 if provider is not None and (provider.spill not in SPILLS[how] or not control.may_leave(call, other)):
                     continue  # also where a reload has done away with its permission
-                if prospect_of(control, call, now, self._rng).in_time:
+                prospect = prospect_of(control, call, now, self._rng)
+                if prospect.in_time:
                     return other
+                leaves = other if prospect.leaves and leaves is None else leaves
         finally:
             call.model, call.class_name = own, class_name
-        return None
+        return leaves
 
     def give(self, call: Call, other: str, now: float, how: str = "late") -> None:
         """Give the call another of its route's models. It stays charged for the first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -239,16 +239,24 @@ class WaitingCalls:
         if not place.turn.done():
             place.turn.set_exception(refused)
 
-    def gives(self, ticket: Ticket, now: float) -> bool:
-        """Give a waiting call to another of its route's models, if one can serve it in time; whether one could."""
+    def gives(self, ticket: Ticket, now: float, among: Container[str] | None = None) -> bool:
+        """Give a waiting call to another of its route's models, if one (`among` these) can serve it in time; whether
+        one could."""
         call, place, routes = ticket.call, self.turns[ticket], self._dispatch.routes
-        other = routes.other(call, now) if call.others and not place.turn.done() else None
+        other = routes.other(call, now, among=among) if call.others and not place.turn.done() else None
         if other is None:
             return False
         self._withdraw(ticket)
         routes.give(call, other, now)
         self._wait_again(place, ticket.exclude)
         return True
+
+    def moves(self, tickets: Sequence[Ticket], other: str, now: float) -> bool:
+        """Give waiting calls of one model to another, and their room to those behind; whether all could be moved."""
+        model = tickets[0].call.model
+        moved = all(ticket.waiting and self.gives(ticket, now, (other,)) for ticket in tickets)
+        self._pump_model(model)
+        return moved
 
     def _wait_again(self, place: QueuePlace, exclude: frozenset[str]) -> None:
         """Give the place's call, which has another model now, a grant or a ticket there."""
@@ -275,7 +283,7 @@ class WaitingCalls:
             expires = self._control.expires(ticket.call)
             if now >= expires:
                 self.refuse(ticket, self._control.overdue(ticket, now), now)
-            elif not self.gives(ticket, now):
+            elif now >= self._dispatch.lease_until or not self.gives(ticket, now, self._control.rules.outside):
                 ticket.expires = expires
                 self.expiries.add(ticket)
         self.expiries.arm(len(self.turns))

@@ -115,6 +115,7 @@ def test_every_call_to_a_provider_is_asked_for_its_permission() -> None:
 # -- the order --------------------------------------------------------------------------------------------------------
 
 READY = Prospect(Readiness.AT_ONCE)
+LEAVES = Prospect(Readiness.LEAVES)
 LATE = Prospect(Readiness.NEVER, Refuse(reason=Reason.TOO_LATE))
 GONE = Prospect(Readiness.NEVER, Refuse(reason=Reason.NO_ENGINE))
 ROUTE = ModelRoute(members=(RouteMember(model="a"),), fallback=("mini", "b"))
@@ -130,6 +131,10 @@ ROUTE = ModelRoute(members=(RouteMember(model="a"),), fallback=("mini", "b"))
         (LATE, LATE, READY, False, Resolved("a", "member")),
         (GONE, LATE, LATE, True, Resolved("b", "fallback")),
         (GONE, GONE, LATE, True, Resolved("a", "member")),
+        (LEAVES, READY, READY, True, Resolved("a", "member")),
+        (LEAVES, LATE, READY, True, Resolved("mini", "spilled", Resolved("a", "member"))),
+        (LEAVES, LATE, LATE, True, Resolved("a", "member")),
+        (LATE, LEAVES, LATE, True, Resolved("b", "fallback")),
     ],
 )
 def test_a_provider_is_the_last_resort(

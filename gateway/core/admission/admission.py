@@ -74,9 +74,11 @@ class AdmissionControl:
 
     # -- a call that comes --------------------------------------------------------------------------------------
 
-    def decide(self, call: Call, now: float, rng: random.Random, exclude: frozenset[str] = NO_ENGINES) -> Decision:
+    def decide(
+        self, call: Call, now: float, rng: random.Random, exclude: frozenset[str] = NO_ENGINES, *, less: int = 0
+    ) -> Decision:
         """Whether the call may go now, waits or is refused. Engines in `exclude` have failed it."""
-        return self.at_once(call, now, rng, exclude) or self.to_wait(call, now, exclude)
+        return self.at_once(call, now, rng, exclude) or self.to_wait(call, now, exclude, less=less)
 
     def at_once(self, call: Call, now: float, rng: random.Random, exclude: frozenset[str]) -> Choice | None:
         """The engine that the call may go to now. None: it may not, and `to_wait` says why."""
@@ -122,10 +124,10 @@ class AdmissionControl:
         return plan
 
     def to_wait(
-        self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False
+        self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False, less: int = 0
     ) -> Wait | Refuse:
         """The call's place in the queue, or why it is refused. A call that had been granted (`front`) has its place
-        already."""
+        already. `less`: tokens of its class that wait before it and will have left."""
         if self.draining and not front:
             return Refuse(reason=Reason.DRAINING)
         if now >= call.deadline and not front:
@@ -149,7 +151,7 @@ class AdmissionControl:
         wait: float | None = None
         if booking is None:
             spare = max([engine.ledger.budget - engine.ledger.load for engine in usable[:LOOKED_AT]])
-            wait = traffic.wait(queues, call, now, until=call.ttft_by, spare=spare)
+            wait = traffic.wait(queues, call, now, until=call.ttft_by, spare=spare, less=less)
             if self.rules.predict and not any_idle(usable, call):
                 times = least_ttft(usable, call, now)
                 if breaks_a_promise(call, now + wait, *times):
@@ -165,7 +167,7 @@ class AdmissionControl:
         ticket = self._ticket(call, now, exclude, booking, large=large)
         if booking is None:
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
-        wait = traffic.wait(queues, call, now, ticket)
+        wait = traffic.wait(queues, call, now, ticket, less=less)
         return Wait(ticket=ticket, predicted=wait, victim=victim, booking=booking)
 
     def _too_much(self, usable: Sequence[Engine], largest: int, call: Call, now: float) -> Refuse | None:
@@ -336,6 +338,16 @@ class AdmissionControl:
         provider = self.rules.outside.get(model)
         return provider is not None and (
             call.leaves > 0 and call.tenant in provider.tenants and call.class_name in provider.classes
+        )
+
+    def may_leave_together(self, calls: Sequence[Call], model: str, now: float) -> bool:
+        """Whether the provider of the model has room and money for all these calls of one tenant at once."""
+        tokens = sum([call.cost for call in calls])
+        return not self.queues.get(model) and any(
+            engine.ledger.in_flight + len(calls) <= engine.ledger.slots
+            and engine.ledger.fits(tokens, calls[0].class_name)
+            and self.money.may_spend(engine.provider, calls[0], now, calls[1:])
+            for engine in usable_of(self.fleet.serving(model), now)
         )
 
     def model_of(self, name: str) -> str:

@@ -96,16 +96,18 @@ class ModelTraffic:
         *,
         until: float = 0.0,
         spare: int = 0,
+        less: int = 0,
     ) -> float:
         """Predicted seconds until `call` (waiting as `ticket`, or were it to come now) can start.
 
         Work ahead of it over the drain rate, two ways, and the longer: what waits now, by the queues' order; and its
         own class's work at its class's share, since more important calls keep coming while it waits. Booked work that
         comes due before a newcomer starts is ahead of it, that of after `until` is nobody's concern. `spare` tokens of
-        its own need not be waited for.
+        its own need not be waited for, and `less` of its class's that wait before it will have left.
         """
         short, name = max(0, call.cost - spare), call.class_name
         own, rate = self._own(queues, call, now, ticket)
+        own = max(0.0, own - less)
         if ticket is not None:
             ahead = self.drain.wait(queues.ahead(name, own) + short, now)
             return max(ahead, (own + short) / rate)

@@ -170,13 +170,13 @@ class MoneyBook:
 
     # -- one call -----------------------------------------------------------------------------------------------
 
-    def may_spend(self, provider: str, call: Call, now: float) -> bool:
-        """Whether the highest cost of the call is within the budgets of the provider and of the call's tenant, and
-        within what is kept of them."""
+    def may_spend(self, provider: str, call: Call, now: float, others: Iterable[Call] = ()) -> bool:
+        """Whether the highest cost of the call, and of `others` of its tenant beside it, is within the budgets of the
+        provider and of the tenant, and within what is kept of them."""
         tariff = self._tariffs.get(provider)
         if tariff is None or not self.known:
             return False
-        cost = tariff.highest(call)
+        cost = sum([tariff.highest(each) for each in (call, *others)])
         purses = self._purses_of(provider, call.tenant)
         if not all(purse.window.allows(cost, now) for purse in purses):
             return False

@@ -5,7 +5,8 @@
     else the first fallback that can serve within the call's targets, providers after the own models
     else whatever may still come to serve it, and the ordinary path refuses the call or lets it wait
 
-A member that is full or asleep is not waited for while another can serve in time.
+A member that is full or asleep is not waited for while another can serve in time. One that could serve in time, were
+there no provider to go to meanwhile, keeps the call from every model but a provider's.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ def resolve(
     others = [model for model in fallbacks if model not in outside]
     found = _asked(others, "fallback", asks, until=lambda prospect: prospect.in_time)
     if found and found[-1].prospect.in_time:
-        return found[-1].resolved
+        return best.resolved if best is not None and best.prospect.leaves else found[-1].resolved
     if spills is not None and members:
         prospects = [each.prospect for each in members]
         last = [model for model in fallbacks if model in outside and spills(model, prospects)]
         spilled = _asked(last, "spilled", asks, until=lambda prospect: prospect.in_time)
         if spilled and spilled[-1].prospect.in_time:
             refusal = None if best is None else best.prospect.refusal
-            wants_room = best is not None and refusal is not None and refusal.reason in KEPT
+            wants_room = best is not None and (best.prospect.leaves or (refusal is not None and refusal.reason in KEPT))
             return msgspec.structs.replace(spilled[-1].resolved, instead=best.resolved if best and wants_room else None)
     best = min([*members, *found], key=lambda each: each.rank, default=None)
     return None if best is None else best.resolved

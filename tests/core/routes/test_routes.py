@@ -31,6 +31,7 @@ NOW, WAITS, WAKES, BACK = (
 )
 BOOKED = Prospect(Readiness.NEVER, Refuse(reason=Reason.TOO_LATE))
 GONE = Prospect(Readiness.NEVER, Refuse(reason=Reason.NO_ENGINE))
+LEAVES = Prospect(Readiness.LEAVES)
 ROUTE = ModelRoute(members=(RouteMember(model="a"), RouteMember(model="b")), fallback=("c", "d"))
 FIRST, SECOND = [member.model for member in ordered(ROUTE.members, 1)]
 
@@ -47,6 +48,8 @@ FIRST, SECOND = [member.model for member in ordered(ROUTE.members, 1)]
         (GONE, GONE, GONE, WAKES, ("d", "fallback")),
         (BACK, GONE, GONE, BACK, (FIRST, "member")),
         (GONE, BOOKED, GONE, GONE, (SECOND, "moved")),
+        (BOOKED, LEAVES, BOOKED, GONE, (SECOND, "moved")),
+        (BACK, LEAVES, GONE, GONE, (SECOND, "moved")),
         (GONE, GONE, BOOKED, GONE, ("c", "fallback")),
         (GONE, GONE, GONE, GONE, (FIRST, "member")),
     ],
