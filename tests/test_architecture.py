@@ -82,6 +82,7 @@ EXCEPTIONS = frozenset(
 )
 BASES = frozenset({"Exception", "Struct", "Enum", "Protocol", "Generic"})
 LIBRARY_BASES = {  # what a library demands is named here, with the files that may
+    "yaml.BaseLoader": ("gateway/shared/files/yaml_file.py",),
     "asyncio.Protocol": ("gateway/relay/wire/", "gateway/upstream/", "gateway/frames/", "loadtest/"),
     "asyncio.BufferedProtocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
     "argparse.ArgumentParser": ("gateway/shared/command_line.py",),  # error() is there to be replaced

@@ -175,14 +175,22 @@ class WatchedFile:
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._end.is_set():
-            self._wake.wait(self._poll)
-            self._wake.clear()
             asked = self._asked
-            if asked != self._answered or self._again or self._files.changed():
-                self._answered = asked
+            try:
+                self._wake.wait(self._poll)
+                self._wake.clear()
+                asked = self._asked
+                if asked == self._answered and not self._again and not self._files.changed():
+                    continue
                 reading = self._read_at_rest()
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._take, reading, asked)
+            except BaseException:  # a bug, no memory: the watch goes on, and reads again after the next look
+                with contextlib.suppress(Exception):  # words need memory too
+                    traceback.print_exc()
+                self._again = True
+                reading = FileReading("", error=UNFORESEEN)
+            self._answered = asked
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._take, reading, asked)
 
     def _read_at_rest(self) -> FileReading:
         """Read at once if nothing has changed since the last look, else once the files have settled."""
@@ -208,7 +216,7 @@ class WatchedFile:
             # A failure to read may pass without a change of any file.
             self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
             return FileReading(files.digest, error=_words(error))
-        except Exception:  # a bug: what it was is told, and the watch goes on
+        except BaseException:  # a bug, or a panic of Rust: what it was is told, and the next change is read
             traceback.print_exc()
             return FileReading(files.digest, error=UNFORESEEN)
         if files.empty(self._path):

@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,8 @@ class Watched:
         self.lines: list[str] = []
         self.refuse: Exception | None = None
         self.loads = 0
-        self.bug = self.transient = False
+        self.bug: BaseException | None = None
+        self.transient = False
         self.meanwhile: Callable[[], object] | None = None
         self.file = WatchedFile(
             path, self.load, self.lines.append, failures=(InvalidFile, OSError, StartError), poll=poll, settle=settle
@@ -57,8 +59,8 @@ class Watched:
         if self.meanwhile is not None:
             self.meanwhile()
         policy = decode(data, self.path.name)
-        if self.bug:
-            raise LookupError("a bug")
+        if self.bug is not None:
+            raise self.bug
         if policy.keys_file is not None:
             read(self.path.parent / policy.keys_file)
         return policy
@@ -468,15 +470,45 @@ def test_a_bug_in_applying_is_not_taken_for_success(path: Path) -> None:
     play(path, scene)
 
 
-def test_a_bug_in_loading_does_not_end_the_watch(path: Path) -> None:
+class Panic(BaseException):
+    """What a library of Rust raises for a bug of its own."""
+
+
+@pytest.mark.parametrize("bug", [LookupError("a bug"), MemoryError(), Panic()])
+def test_a_bug_in_loading_does_not_end_the_watch(path: Path, bug: BaseException) -> None:
     async def scene(watched: Watched) -> None:
-        watched.bug = True
+        watched.bug = bug
         in_place(path, text(2))
         await watched.until(lambda: watched.error == UNFORESEEN)
         assert (await watched.file.reload_now()).error == UNFORESEEN
-        watched.bug = False
+        watched.bug = None
         in_place(path, text(3))
         await watched.active(3)
+
+    play(path, scene)
+
+
+def test_a_look_without_memory_does_not_end_the_watch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look fails for a while, asked for or not; then the file is what it was, and what it becomes is read."""
+    stat, failing = os.stat, threading.Event()
+
+    def status(at: Any, *args: Any, **more: Any) -> os.stat_result:
+        if failing.is_set() and threading.current_thread().name == "weir-watch":
+            raise MemoryError
+        return stat(at, *args, **more)
+
+    monkeypatch.setattr(os, "stat", status)
+
+    async def scene(watched: Watched) -> None:
+        failing.set()
+        await watched.until(lambda: watched.error == UNFORESEEN)
+        async with asyncio.timeout(WITHIN):
+            assert (await watched.file.reload_now()).error == UNFORESEEN
+        assert (watched.file.status.failures, len(watched.lines)) == (1, 1)
+        failing.clear()
+        await watched.until(lambda: not watched.error)
+        in_place(path, text(2))
+        await watched.active(2)
 
     play(path, scene)
 

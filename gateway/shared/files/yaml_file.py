@@ -1,7 +1,7 @@
 """YAML in and out, for every file that an operator writes: a plain tree of text that knows its lines, and back.
 
-Reading is bounded (bytes, depth, nodes after aliases) and refuses tags and duplicate keys. Every value is text here.
-Its meaning comes from the Structs that checked.py reads the tree into.
+Reading is bounded (bytes, depth, nodes after aliases) and refuses tags and duplicate keys. It ends where a bound is
+passed. Every value is text here. Its meaning comes from the Structs that checked.py reads the tree into.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from gateway.shared.files.checked import InvalidFile, Mark, Reader, Reading, Val
 MAX_BYTES = 256 * 1024  # about 3,000 engines
 MAX_NODES = 20_000  # after aliases: a file that grows by reference is refused before it is built
 MAX_DEPTH = 16
+TOO_MANY = (f"more than {MAX_NODES} values, aliases counted in full", "a smaller file")
+TOO_DEEP = (f"more than {MAX_DEPTH} levels", "a flatter file")
 MERGE = "<<"  # YAML 1.1's key for fields that another mapping has
 WIDTH = 120  # columns of what is explained
 
@@ -25,18 +27,13 @@ T = TypeVar("T")
 
 _BARE = re.compile(r"-?[A-Za-z0-9][A-Za-z0-9_./%-]*", re.ASCII)
 _ESCAPED = {'"': '\\"', "\\": "\\\\"}
-# Tags of nodes without one of their own.
-_TAGS = {
-    yaml.ScalarNode: "tag:yaml.org,2002:str",
-    yaml.SequenceNode: "tag:yaml.org,2002:seq",
-    yaml.MappingNode: "tag:yaml.org,2002:map",
-}
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # an escape can make one; no encoder takes it
 # What to do about errors of the parser that do not tell it.
 _REMEDIES = (
     ("'\\t' that cannot start", "; indent with spaces"),
     ("that cannot start", "; text that begins so needs quotes"),
     ("a block scalar", "; text that begins with > or | needs quotes"),
+    ("undefined alias", "; its anchor goes before it, and text that begins with * needs quotes"),
     ("an alias", "; text that begins with * needs quotes"),
 )
 
@@ -61,10 +58,8 @@ def _read_tree(data: bytes, reader: Reader) -> Value:
         reader.problem(Mark(line), "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text")
         raise InvalidFile(reader.problems) from None
     try:
-        root = yaml.compose(text, yaml.BaseLoader)  # which gives no text a meaning
+        root = yaml.compose(text, _Loader)
         return Value(mark=Mark(1)) if root is None else _Tree(reader).value(root, "", 1)
-    except RecursionError:
-        reader.problem(Mark(1), "", "far too many levels", "a flatter file")
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         reader.problem(Mark(line), "", f"the character {chr(error.character)!r}", "printable text")
@@ -73,8 +68,10 @@ def _read_tree(data: bytes, reader: Reader) -> Value:
         mark, began = cast(yaml.Mark, error.problem_mark), error.context_mark
         context = f", {error.context} from line {began.line + 1}" if began else ""
         found = f"a YAML error ({error.problem}{context})"
-        remedy = next((remedy for words, remedy in _REMEDIES if words in found), "")
-        reader.problem(Mark(mark.line + 1, mark.column + 1), "", found, f"valid YAML{remedy}")
+        expected = "valid YAML" + next((remedy for words, remedy in _REMEDIES if words in found), "")
+        if error.note is not None:  # a bound of _Loader
+            found, expected = str(error.problem), error.note
+        reader.problem(Mark(mark.line + 1, mark.column + 1), "", found, expected)
     raise InvalidFile(reader.problems)
 
 
@@ -82,6 +79,38 @@ def _at(node: yaml.Node) -> Mark:
     start, end = node.start_mark, node.end_mark
     width = end.column - start.column if end.line == start.line else 0
     return Mark(start.line + 1, start.column + 1, width)
+
+
+class _Loader(yaml.BaseLoader):
+    """Composer of nodes within MAX_NODES and MAX_DEPTH; it gives no text a meaning.
+
+    A node's tag is the one that is written at it, else None. An anchor may be set again, as YAML has it.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._nodes = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs say nothing of events
+        self._nodes += parent is None or index is not None  # a key is no value
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._stop(event, *TOO_DEEP)
+        if self._nodes > MAX_NODES:
+            self._stop(event, *TOO_MANY)
+        alias = isinstance(event, yaml.AliasEvent)
+        if not alias:
+            self.anchors.pop(event.anchor, None)
+        node: Any = super().compose_node(parent, index)
+        if not alias:
+            node.tag = event.tag
+        self._depth -= 1
+        return cast(yaml.Node, node)
+
+    def _stop(self, event: Any, found: str, expected: str) -> NoReturn:
+        raise yaml.MarkedYAMLError(problem=found, problem_mark=event.start_mark, note=expected)
 
 
 class _Tree:
@@ -93,12 +122,11 @@ class _Tree:
 
     def value(self, node: yaml.Node, path: str, depth: int) -> Value:
         self._nodes += 1
-        if node.tag != _TAGS[type(node)]:
-            self._stop(node, path, f"the tag {shortened(node.tag)}", "no tags: a field's name says what it is")
+        self._untagged(node, path)
         if depth > MAX_DEPTH:
-            self._stop(node, path, f"more than {MAX_DEPTH} levels", "a flatter file")
+            self._stop(node, path, *TOO_DEEP)
         if self._nodes > MAX_NODES:
-            self._stop(node, path, f"more than {MAX_NODES} values, aliases counted in full", "a smaller file")
+            self._stop(node, path, *TOO_MANY)
         if isinstance(node, yaml.ScalarNode):
             null = node.style is None and node.value in {"", "~", "null"}
             text = None if null else self._text(node, path)
@@ -112,6 +140,10 @@ class _Tree:
         self._reader.problem(_at(node), path, found, expected)
         raise InvalidFile(self._reader.problems)
 
+    def _untagged(self, node: yaml.Node, path: str) -> None:
+        if node.tag is not None:
+            self._stop(node, path, f"the tag {shortened(node.tag)}", "no tags: a field's name says what it is")
+
     def _text(self, node: yaml.ScalarNode, path: str) -> str:
         half = _SURROGATE.search(node.value)
         if half:
@@ -124,6 +156,7 @@ class _Tree:
         for key, of_key in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self._stop(key, path, "a key that is not a word", "a field's name")
+            self._untagged(key, path)
             here, mark = dotted(path, self._text(key, path)), _at(key)
             value = self.value(of_key, here, depth + 1)
             if key.value == MERGE and key.style is None:

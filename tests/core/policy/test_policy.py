@@ -35,7 +35,7 @@ from gateway.core.policy.types import Rate, RouteKind
 from gateway.core.request.routes import ROUTES
 from gateway.shared.files.checked import InvalidFile, Mark, Value, listed, spelled
 from gateway.shared.files.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
-from gateway.shared.files.yaml_file import MAX_BYTES
+from gateway.shared.files.yaml_file import MAX_BYTES, MAX_NODES
 from tests.config_files import problems_of, structs_of
 from tests.examples import examples
 
@@ -352,8 +352,42 @@ def test_a_file_too_long_is_refused_before_it_is_read() -> None:
     assert problems("#" * (MAX_BYTES + 1)) == ["p.yaml:1: found 262145 bytes, expected at most 262144 bytes"]
 
 
-def test_a_file_too_deep_to_be_read_is_refused() -> None:
-    assert problems("[" * 100_000) == ["p.yaml:1: found far too many levels, expected a flatter file"]
+def test_a_file_too_deep_or_with_too_many_values_is_read_no_further() -> None:
+    """What is no YAML behind the bound is not met."""
+    deep = ["p.yaml:2: found more than 16 levels, expected a flatter file"]
+    assert problems(f"{'[' * 16}\n[ }}") == deep
+    assert problems(f"\n{'[' * 100_000}") == deep
+    assert problems(f"\n{'? ' * 100_000}") == deep
+    many = ["p.yaml:2: found more than 20000 values, aliases counted in full, expected a smaller file"]
+    assert problems(f"[{'a,' * (MAX_NODES - 1)}\na, }}") == many
+    assert problems(f"[&a a, {'*a,' * (MAX_NODES - 2)}\n*a, }}") == many
+
+
+def test_keys_are_not_counted() -> None:
+    fields = "".join(f" f{number}: 1\n" for number in range(MAX_NODES - 2))
+    (line,) = problems(f"base:\n{fields}")
+    assert line.startswith("p.yaml:1: found unknown field 'base'"), "the file's and base's own mapping are counted"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "tag"),
+    [
+        ("keys_file: !!str null", "keys_file: ", "tag:yaml.org,2002:str"),
+        ("keys_file: ! null", "keys_file: ", "!"),
+        ("budget: !!map {}", "budget: ", "tag:yaml.org,2002:map"),
+        ("shaping: !!seq []", "shaping: ", "tag:yaml.org,2002:seq"),
+        ("!!map {}", "", "tag:yaml.org,2002:map"),
+        ("!!str version: 1", "", "tag:yaml.org,2002:str"),
+    ],
+)
+def test_no_tag_is_taken_not_even_the_one_of_plain_text(text: str, path: str, tag: str) -> None:
+    expected = "no tags: a field's name says what it is"
+    assert problems(text) == [f"p.yaml:1: {path}found the tag '{tag}', expected {expected}"]
+
+
+def test_an_anchor_may_be_set_again() -> None:
+    policy = decode(b"classes:\n  default: &a {weight: 3}\n  b: *a\n  c: &a {weight: 4}\n  d: *a\n")
+    assert [each.weight for each in policy.classes.values()] == [3, 3, 4, 4]
 
 
 def test_long_and_odd_text_is_shortened_and_escaped() -> None:
