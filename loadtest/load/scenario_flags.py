@@ -116,9 +116,7 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
     for fault in faults(scenario):  # of what flags and file say together
         if fault.path != ("trace",):
             raise Mistake(f"{fault.path[0]}: {fault.found}, expected {fault.expected}")
-        scenario = msgspec.structs.replace(
-            scenario, trace=None
-        )  # flags have replaced its arrivals; it gives no lengths
+        scenario = msgspec.structs.replace(scenario, trace=None)  # flags have replaced its arrivals
     if given.find_capacity and not scenario.slo:
         raise Mistake("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
     if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
