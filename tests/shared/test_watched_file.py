@@ -471,7 +471,7 @@ def test_a_bug_in_applying_is_not_taken_for_success(path: Path) -> None:
 
 
 class Panic(BaseException):
-    """What a library of Rust raises for a bug of its own."""
+    """Stand-in for the panic that a library in Rust raises: no Exception."""
 
 
 @pytest.mark.parametrize("bug", [LookupError("a bug"), MemoryError(), Panic()])

@@ -353,7 +353,7 @@ def test_a_file_too_long_is_refused_before_it_is_read() -> None:
 
 
 def test_a_file_too_deep_or_with_too_many_values_is_read_no_further() -> None:
-    """What is no YAML behind the bound is not met."""
+    """A mistake in the YAML behind the bound is not reached."""
     deep = ["p.yaml:2: found more than 16 levels, expected a flatter file"]
     assert problems(f"{'[' * 16}\n[ }}") == deep
     assert problems(f"\n{'[' * 100_000}") == deep
