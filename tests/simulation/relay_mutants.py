@@ -81,7 +81,7 @@ EPOCHS_ANEW = Mutant(SimulatedStore, "turn", "max(epoch + 1, round(now * 1e6))",
 COPY_OF_THE_CALLERS = Mutant(Mirrors, "drawn", "snapshot.tenants.mirror)", "snapshot.tenants.accounts[call.tenant])")
 
 # A copy of a call for a mirror is charged.
-COPY_CHARGED = Mutant(LocalAdmission, "_judge", " or account.name == MIRROR", "")
+COPY_CHARGED = Mutant(LocalAdmission, "_judge", " and account.name != MIRROR", "")
 
 # What waited is not asked for again.
 FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")
