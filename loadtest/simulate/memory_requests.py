@@ -17,7 +17,7 @@ import msgspec
 from loadtest.engine import tokens
 from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, output_room
 from loadtest.engine.api.openai import CHAT, COMPLETION, ChatBody, CompletionBody, prompts_of
-from loadtest.engine.api.pooling import DECODER, PoolingBody
+from loadtest.engine.api.pooling import DECODER, PoolingBody, inputs, readings
 from loadtest.engine.sequence import Sequence
 
 WORD = b" ban"
@@ -174,9 +174,7 @@ def read(path: bytes, body: bytes, limits: Limits) -> Asked:
         raise ApiError(404, "Not Found", type="NotFoundError")
     pooling: PoolingBody = decode(DECODER, body)
     if path == b"/v1/embeddings":
-        if not pooling.input:
-            raise ApiError(400, "1 validation error:\n  input: Field required", type="Bad Request", param="input")
-        return _pooled(pooling, prompts_of(pooling.input), VECTORS, limits)
+        return _pooled(pooling, inputs(pooling), VECTORS, limits)
     if pooling.query is None or not pooling.documents:
         raise ApiError(400, "1 validation error:\n  query: Field required", type="Bad Request", param="query")
     query = tokens.units(pooling.query)
@@ -203,10 +201,4 @@ def _generated(
 def _pooled(asked: PoolingBody, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:
     model = check_model(limits, asked.model)
     check_priority(limits, asked.priority)
-    sequences = []
-    for text in texts:
-        length = tokens.count(text)
-        output_room(limits, length, None, "input")
-        hashes = tokens.block_hashes(text, (model, "pooling", asked.cache_salt))
-        sequences.append(Sequence(length, 0, hashes=hashes, reason="stop", priority=asked.priority))
-    return Pooled(tuple(sequences), form)
+    return Pooled(tuple(readings(texts, asked, model, limits)), form)

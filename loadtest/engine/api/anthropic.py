@@ -12,38 +12,27 @@ import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
-from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, encode, output_room
-from loadtest.engine.api.generate import Choice, Generation, spawn
+from loadtest.engine.api.checks import ApiError, Body, Limits, check_model, check_priority, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Form, Generation, spawn
 from loadtest.engine.api.http import Connection, chunk
-from loadtest.engine.api.openai import structured
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
 
 
-class MessageBody(msgspec.Struct):
-    """The fields that are read."""
-
-    messages: list[dict[str, Any]]
-    max_tokens: int
-    model: str | None = None
-    system: Any = None
-    stream: bool | None = False
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
-    output_config: dict[str, Any] | None = None
-
-
-class CountBody(msgspec.Struct):
+class CountBody(Body, kw_only=True):
     """Fields of `/v1/messages/count_tokens`."""
 
     messages: list[dict[str, Any]]
-    model: str | None = None
     system: Any = None
     tools: list[dict[str, Any]] | None = None
+
+
+class MessageBody(CountBody, kw_only=True):
+    """Fields of a message."""
+
+    max_tokens: int
+    tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 DECODER = msgspec.json.Decoder(MessageBody)
@@ -60,7 +49,7 @@ def event(kind: str, data: bytes) -> bytes:
     return chunk(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
 
 
-class MessageForm:
+class MessageForm(Form):
     """Form of one text block, or of one tool_use block where a tool is called."""
 
     def __init__(self, request_id: str, model: str, call: str | None) -> None:
@@ -79,10 +68,11 @@ class MessageForm:
         )
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
-        return self._said(word)
-
-    def last(self, choice: Choice, word: bytes) -> bytes:
-        return self._said(word) if word else b""
+        text = word.decode()
+        delta = {"type": "text_delta", "text": text}
+        if self.call is not None:
+            delta = {"type": "input_json_delta", "partial_json": text}
+        return event("content_block_delta", encode({"type": "content_block_delta", "index": 0, "delta": delta}))
 
     def closing(self, generation: Generation) -> bytes:
         ended = {
@@ -113,13 +103,6 @@ class MessageForm:
     def _reason(self, generation: Generation) -> str:
         reason = generation.choices[0].reason
         return "tool_use" if self.call is not None and reason == "stop" else STOP_REASONS[reason]
-
-    def _said(self, word: bytes) -> bytes:
-        text = word.decode()
-        delta = {"type": "text_delta", "text": text}
-        if self.call is not None:
-            delta = {"type": "input_json_delta", "partial_json": text}
-        return event("content_block_delta", encode({"type": "content_block_delta", "index": 0, "delta": delta}))
 
     def _usage(self, generation: Generation, written: int) -> dict[str, int]:
         cached = generation.cached
@@ -153,8 +136,7 @@ def message(connection: Connection, body: bytes, request_id: str, limits: Limits
     choice: Any = asked.tool_choice
     if choice is not None and choice.get("type") != "tool":
         choice = choice.get("type")
-    call, said = tools.called(asked.tools, choice)
-    said = said or structured((asked.output_config or {}).get("format"))
+    call, said = tools.called(asked.tools, choice, (asked.output_config or {}).get("format"))
     data = tokens.chat(asked.messages, tools=asked.tools, system=asked.system)
     prompt = tokens.count(data)
     most = output_room(limits, prompt, asked.max_tokens, "max_tokens")

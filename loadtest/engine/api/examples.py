@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.engine.api.checks import encode
+from loadtest.engine.api.checks import ApiError, encode
 from loadtest.engine.tokens import BYTES
 
 DEEPEST = 16  # levels; below, a schema that refers to itself is cut off by an empty object
@@ -19,6 +19,23 @@ def said(schema: Any) -> list[bytes]:
     """The example as the words of an answer, a token each."""
     data = encode(_example(schema, schema, 0))
     return [data[at : at + BYTES] for at in range(0, len(data), BYTES)]
+
+
+def structured(format: dict[str, Any] | None) -> list[bytes] | None:
+    """The words of an answer in OpenAI's `response_format`, or in a response's `text.format`; None: free ones.
+
+    Raises ApiError 400 where a schema is asked for and none is there.
+    """
+    kind = format.get("type") if format is not None else None
+    if format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return said({"properties": {"answer": {"type": "string"}}})
+    held = format.get("json_schema", format) if kind == "json_schema" else None
+    schema = held.get("schema") if isinstance(held, dict) else None
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"response_format of type {kind!r} needs a schema.", param="response_format")
+    return said(schema)
 
 
 def _example(schema: Any, root: Any, depth: int) -> Any:

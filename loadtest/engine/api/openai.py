@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from loadtest.engine import tokens
-from loadtest.engine.api import examples, tools
-from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, output_room
+from loadtest.engine.api import tools
+from loadtest.engine.api.checks import ApiError, Body, Limits, check_model, check_priority, decode, output_room
 from loadtest.engine.api.generate import Generation, spawn
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai_form import OpenAIForm, StreamOptions
@@ -17,16 +17,10 @@ COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128
 
 
-class ChatBody(msgspec.Struct):
-    """The fields that are read; others are ignored, as vLLM ignores them."""
+class ChatBody(Body):
+    """Fields of a chat."""
 
     messages: list[dict[str, Any]]
-    model: str | None = None
-    stream: bool | None = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -36,16 +30,10 @@ class ChatBody(msgspec.Struct):
     response_format: dict[str, Any] | None = None
 
 
-class CompletionBody(msgspec.Struct):
-    """Fields of `/v1/completions` that are read; several prompts are several choices."""
+class CompletionBody(Body):
+    """Fields of `/v1/completions`; several prompts are several choices."""
 
     prompt: str | list[str | int | list[int]]
-    model: str | None = None
-    stream: bool | None = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = COMPLETION_DEFAULT
     n: int | None = 1
@@ -62,8 +50,7 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits) -
     if not asked.messages:
         raise ApiError(400, "messages must not be empty.", param="messages")
     _check(asked, limits)
-    call, said = tools.called(asked.tools, asked.tool_choice)
-    said = said or structured(asked.response_format)
+    call, said = tools.called(asked.tools, asked.tool_choice, asked.response_format)
     data = tokens.chat(asked.messages, tools=asked.tools)
     prompt = tokens.count(data)
     own = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -91,23 +78,6 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
         most = output_room(limits, tokens.count(data), wanted, "max_tokens")
         spawn(generation, data, asked, most=most, copies=asked.n or 1)
     return generation
-
-
-def structured(format: dict[str, Any] | None) -> list[bytes] | None:
-    """The words of an answer in OpenAI's `response_format`, or in a response's `text.format`; None: free ones.
-
-    Raises ApiError 400 where a schema is asked for and none is there.
-    """
-    kind = format.get("type") if format is not None else None
-    if format is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return examples.said({"properties": {"answer": {"type": "string"}}})
-    held = format.get("json_schema", format) if kind == "json_schema" else None
-    schema = held.get("schema") if isinstance(held, dict) else None
-    if not isinstance(schema, dict):
-        raise ApiError(400, f"response_format of type {kind!r} needs a schema.", param="response_format")
-    return examples.said(schema)
 
 
 def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:

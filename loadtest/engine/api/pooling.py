@@ -12,7 +12,7 @@ import hashlib
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -63,15 +63,22 @@ def _gather(
 ) -> Generation:  # fmt: skip
     form = cast("Form", PoolingForm(model, whole))
     generation = Generation(connection, form, stream=False, prompt=sum(map(tokens.count, texts)), limits=limits)
+    for sequence in readings(texts, asked, model, limits):
+        generation.add(sequence, [])
+    return generation
+
+
+def readings(texts: list[bytes], asked: PoolingBody, model: str, limits: Limits) -> Iterator[Sequence]:
+    """Sequences of texts that are only read. Raises ApiError."""
     for data in texts:
         prompt = tokens.count(data)
         output_room(limits, prompt, None, "input")
         hashes = tokens.block_hashes(data, (model, "pooling", asked.cache_salt))
-        generation.add(Sequence(prompt, 0, hashes=hashes, reason="stop", priority=asked.priority), [])
-    return generation
+        yield Sequence(prompt, 0, hashes=hashes, reason="stop", priority=asked.priority)
 
 
-def _inputs(asked: PoolingBody) -> list[bytes]:
+def inputs(asked: PoolingBody) -> list[bytes]:
+    """Texts of which embeddings are asked for. Raises ApiError."""
     if asked.messages is not None:
         return [tokens.chat(asked.messages)]
     if not asked.input:
@@ -117,7 +124,7 @@ def embeddings(connection: Connection, body: bytes, request_id: str, limits: Lim
             value = base64.b64encode(array.array("f", value).tobytes()).decode()
         return {"object": "embedding", "embedding": value}
 
-    return _listed(connection, limits, asked, _inputs(asked), f"embd-{request_id}", one)
+    return _listed(connection, limits, asked, inputs(asked), f"embd-{request_id}", one)
 
 
 def score(connection: Connection, body: bytes, request_id: str, limits: Limits) -> Generation:

@@ -15,34 +15,27 @@ import msgspec
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
 from loadtest.engine.api.anthropic import event
-from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, encode, output_room
-from loadtest.engine.api.generate import Choice, Generation, spawn
+from loadtest.engine.api.checks import ApiError, Body, Limits, check_model, check_priority, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Form, Generation, spawn
 from loadtest.engine.api.http import Connection
-from loadtest.engine.api.openai import structured
 
 
-class ResponseBody(msgspec.Struct):
-    """The fields that are read."""
+class ResponseBody(Body):
+    """Fields of a response."""
 
     input: str | list[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    stream: bool | None = False
     background: bool | None = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
     text: dict[str, Any] | None = None
 
 
 DECODER = msgspec.json.Decoder(ResponseBody)
 
 
-class ResponseForm:
+class ResponseForm(Form):
     """Form of a message item, or of a function_call item. `number` counts the events."""
 
     def __init__(self, request_id: str, model: str, asked: ResponseBody, most: int, call: str | None) -> None:
@@ -72,9 +65,6 @@ class ResponseForm:
             place = {"item_id": self.item, "output_index": 0}
             return self._event("response.function_call_arguments.delta", place | {"delta": word.decode()})
         return self._event("response.output_text.delta", self._place() | {"delta": word.decode(), "logprobs": []})
-
-    def last(self, choice: Choice, word: bytes) -> bytes:
-        return self.delta(choice, word) if word else b""
 
     def closing(self, generation: Generation) -> bytes:
         text = generation.text(generation.choices[0])
@@ -163,8 +153,7 @@ def response(connection: Connection, body: bytes, request_id: str, limits: Limit
     if asked.background:
         raise ApiError(400, "background mode needs a store, which this engine has not.", param="background")
     check_priority(limits, asked.priority)
-    call, said = tools.called(asked.tools, asked.tool_choice)
-    said = said or structured((asked.text or {}).get("format"))
+    call, said = tools.called(asked.tools, asked.tool_choice, (asked.text or {}).get("format"))
     messages = asked.input
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

@@ -17,13 +17,15 @@ def call_id(request_id: str, index: int) -> str:
     return f"call_{zlib.crc32(request_id.encode(), index):08x}"
 
 
-def called(tools: list[dict[str, Any]] | None, choice: Any) -> tuple[str | None, list[bytes] | None]:
-    """The name of the function called and its arguments as words; (None, None): the answer is text.
+def called(
+    tools: list[dict[str, Any]] | None, choice: Any, format: dict[str, Any] | None
+) -> tuple[str | None, list[bytes] | None]:
+    """The name of the function called and its arguments as words; (None, its words): the answer is text, in `format`.
 
-    Raises ApiError 400 where the choice names no tool that was given.
+    Raises ApiError 400 where the choice names no tool that was given, or the format has no schema.
     """
     if choice in (None, "auto", "none"):
-        return None, None
+        return None, examples.structured(format)
     if not tools:
         raise ApiError(400, "When using `tool_choice`, `tools` must be set.", param="tool_choice")
     functions = [tool.get("function", tool) for tool in tools]
