@@ -21,11 +21,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 from loadtest import die_with_parent
+from sidecar.process.process_family import everyone
 
 POLL, SELDOM = 0.02, 0.1  # seconds between two looks: at first, and after two seconds
 QUOTED = 6000  # bytes of a child's output in an error
@@ -125,7 +125,7 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -174,7 +174,7 @@ class Child:
 
     def group(self) -> list[int]:
         """The pids of the group that still run, zombies left out; children that outlive their parent are in it."""
-        return [pid for pid in _pids() if _group_of(pid) == self.pid]
+        return [seen.pid for seen in everyone() if seen.group == self.pid and not seen.ended]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole group, if anything of it is left."""
@@ -224,7 +224,7 @@ class Gateway:
     def __enter__(self) -> Gateway:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.child.stop()
 
     def fleet(self) -> Any:
@@ -238,19 +238,6 @@ class Gateway:
     def idle(self) -> bool:
         """Whether nothing is held and nothing is in flight, on any engine."""
         return all(engine["held_tokens"] == 0 and engine["in_flight"] == 0 for engine in self.fleet()["engines"])
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _group_of(pid: int) -> int:
-    """The process group of a running process, -1 for one that has ended, also where it is not reaped yet."""
-    try:
-        state, _, group = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:3]
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
-    return -1 if state == "Z" else int(group)
 
 
 def _is_socket(fd: Path) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from gateway.shared.command_line import argument
 from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
 from loadtest.calibrate.fit_table import quality, table
 from loadtest.calibrate.live_engine import CalibrateError, Live
@@ -29,7 +30,7 @@ from loadtest.clients.targets import parse_url, tls_of
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
 from loadtest.load.scenario import Mistake, key_header
-from loadtest.load.scenario_flags import seconds, told, whole
+from loadtest.load.scenario_flags import seconds, whole
 from loadtest.report.delivery import saying
 from loadtest.report.progress import following
 from loadtest.signals import handled
@@ -77,12 +78,13 @@ LIMITS = {  # flags, and what they say
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
-    parser.add_argument("--target", required=True, metavar="URL", type=told(parse_url), help="the engine, without /v1")
+    read = argument(parse_url)
+    parser.add_argument("--target", required=True, metavar="URL", type=read, help="the engine, without /v1")
     parser.add_argument("--out", required=True, metavar="FILE", help="where the profile is written")
     parser.add_argument("--force", action="store_true", help="write over that file")
-    parser.add_argument("--budget", default=BUDGET, metavar="TIME", type=told(seconds), help="how long, about (60s)")
+    parser.add_argument("--budget", default=BUDGET, metavar="TIME", type=seconds, help="how long, about (60s)")
     parser.add_argument(
-        "--longest", default=SPREAD, metavar="N", type=told(whole(128, 1_000_000)),
+        "--longest", default=SPREAD, metavar="N", type=whole(128, 1_000_000),
         help="tokens of the longest prompt that is tried (2048): about as many as your traffic's longest",
     )  # fmt: skip
     parser.add_argument("--model", metavar="NAME", help="the model to name; left out: the only one")
@@ -91,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", help="check no certificates")
     limits = parser.add_argument_group("limits of the engine")
     for name, text in LIMITS.items():
-        limits.add_argument(f"--{name}", metavar="N", type=told(whole(1, 1_000_000_000)), help=text)
+        limits.add_argument(f"--{name}", metavar="N", type=whole(1, 1_000_000_000), help=text)
 
 
 def command(given: argparse.Namespace) -> int:

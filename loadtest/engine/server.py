@@ -13,7 +13,6 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from loadtest.engine.api.checks import BROKEN, DEAD, ApiError
@@ -77,9 +76,7 @@ class SimServer:
         await self.start()
         return self.url
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def load(self, say: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.shared.command_line import argument
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.units import SECONDS
 from loadtest.load.arrivals import Arrivals, Closed, Rate, parse_rate
@@ -28,11 +29,7 @@ Flags = tuple[tuple[str, str, str], ...]  # name, metavar ("": a switch), help
 
 SENT_FLAGS: Flags = (
     ("scenario", "FILE|NAME", "a scenario file, or one of those that are shipped (default: chat)"),
-    (
-        "trace",
-        "FILE",
-        "recorded traffic: of Azure, BurstGPT or Mooncake, or the call log",
-    ),
+    ("trace", "FILE", "recorded traffic: of Azure, BurstGPT or Mooncake, or the call log"),
     ("speed", "X", "send the trace so many times faster"),
     ("rate", "RATE", "requests over time, 5/s or 600/min; ramps and steps keep their shape at this mean"),
     ("clients", "N", "a closed loop: so many clients, each with its next request when it has its answer"),
@@ -54,13 +51,12 @@ def add_groups(
     for title, flags in {SENT: SENT_FLAGS, **groups}.items():
         group = parser.add_argument_group(title)
         for name, metavar, text in flags:
+            how: dict[str, Any] = {"metavar": metavar, "type": argument(readers.get(name, str))}
             if not metavar:
-                group.add_argument(f"--{name}", action="store_true", help=text)
+                how = {"action": "store_true"}
             elif name in REPEATED:
-                read = told(readers.get(name))
-                group.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text, type=read)
-            else:
-                group.add_argument(f"--{name}", metavar=metavar, help=text, type=told(readers.get(name)))
+                how |= {"action": "append", "default": []}
+            group.add_argument(f"--{name}", help=text, **how)
 
 
 # -- the scenario -----------------------------------------------------------------------------------------------------
@@ -127,22 +123,10 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
 # -- values of flags --------------------------------------------------------------------------------------------------
 
 
-def told(read: Callable[[str], Any] | None) -> Callable[[str], Any]:
-    """For argparse, which hides the message of a ValueError but shows that of an ArgumentTypeError."""
-
-    def converted(text: str) -> Any:
-        try:
-            return read(text) if read is not None else text
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return converted
-
-
 def seconds(text: str) -> float:
     value = SECONDS.parse(text if text[-1:].isalpha() else f"{text}s")
     if value is None or value > 30 * 86_400:
-        raise ValueError(f"{text!r} is not a time such as 90s, 5m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 5m or 1h")
     return value
 
 
@@ -159,7 +143,7 @@ def factor(text: str) -> float:
 def whole(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise ValueError(f"{text!r} is not a number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
         return int(text)
 
     return read

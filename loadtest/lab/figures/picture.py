@@ -50,7 +50,7 @@ from loadtest.lab.rivals.loads import ENGINES, LOADS
 from loadtest.lab.rivals.runs import in_virtual_time, row
 from loadtest.lab.rows import parser_of
 from loadtest.load.scenario import find, load
-from loadtest.load.scenario_flags import told, whole
+from loadtest.load.scenario_flags import whole
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 TRAFFIC = load(find("overload")).workload.mix
@@ -152,7 +152,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="PARTS", help=f"measure these again (default: all): {', '.join(PARTS)}")
     parser.add_argument("--draw-only", action="store_true", help="draw picture.json and print its table")
     cores = os.cpu_count() or 1
-    parser.add_argument("--jobs", type=told(whole(1, 1000)), default=cores, metavar="N", help="processes at a time")
+    parser.add_argument("--jobs", type=whole(1, 1000), default=cores, metavar="N", help="processes at a time")
     given = parser.parse_args(argv)
     given.only = [] if given.draw_only else given.only.split(",") if given.only else list(PARTS)
     if unknown := [name for name in given.only if name not in PARTS]:

@@ -29,7 +29,7 @@ from loadtest.lab.rivals.loads import LOADS, RivalLoad
 from loadtest.lab.rivals.runs import WEIR, RivalRow, in_virtual_time, medians, over_processes, row, verdict
 from loadtest.lab.rows import parser_of
 from loadtest.load.scenario import Scenario
-from loadtest.load.scenario_flags import seconds, told, whole
+from loadtest.load.scenario_flags import seconds, whole
 from loadtest.processes import ChildError
 from loadtest.report.records import Run
 from loadtest.report.report import write
@@ -48,14 +48,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rivals", metavar="NAMES", help=f"in this order (default: {','.join(PROCESSES)}; of --virtual all rules)"
     )
-    parser.add_argument("--rounds", type=told(whole(1, 100)), default=1, help="runs of each, a seed each (default: 1)")
-    parser.add_argument("--seconds", type=told(seconds), default=40.0, help="of loads that have a rate (default: 40)")
+    parser.add_argument("--rounds", type=whole(1, 100), default=1, help="runs of each, a seed each (default: 1)")
+    parser.add_argument("--seconds", type=seconds, default=40.0, help="of loads that have a rate (default: 40)")
     parser.add_argument("--chats", type=Path, metavar="FILE", help="a trace for the chats: Azure's conversations")
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help="one for the long prompts: Mooncake's, or Azure's code"
     )
     parser.add_argument(
-        "--think", type=told(seconds), metavar="TIME",
+        "--think", type=seconds, metavar="TIME",
         help="turns of --prompts go out so long after their answers, on average (default: each at a time of its own)",
     )  # fmt: skip
     parser.add_argument("--virtual", action="store_true", help="in virtual time, beside rivals' rules")
