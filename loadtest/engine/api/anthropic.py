@@ -12,25 +12,35 @@ import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
-from loadtest.engine.api.checks import ApiError, Body, Limits, check_model, check_priority, decode, encode, output_room
-from loadtest.engine.api.generate import Choice, Form, Generation, spawn
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection, chunk
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
 
 
-class CountBody(Body, kw_only=True):
+class CountBody(msgspec.Struct):
     """Fields of `/v1/messages/count_tokens`."""
 
     messages: list[dict[str, Any]]
+    model: str | None = None
     system: Any = None
     tools: list[dict[str, Any]] | None = None
 
 
-class MessageBody(CountBody, kw_only=True):
-    """Fields of a message."""
+class MessageBody(msgspec.Struct):
+    """The fields that are read."""
 
+    messages: list[dict[str, Any]]
     max_tokens: int
+    model: str | None = None
+    stream: bool | None = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
+    system: Any = None
+    tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
 
@@ -49,7 +59,7 @@ def event(kind: str, data: bytes) -> bytes:
     return chunk(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
 
 
-class MessageForm(Form):
+class MessageForm:
     """Form of one text block, or of one tool_use block where a tool is called."""
 
     def __init__(self, request_id: str, model: str, call: str | None) -> None:
@@ -73,6 +83,9 @@ class MessageForm(Form):
         if self.call is not None:
             delta = {"type": "input_json_delta", "partial_json": text}
         return event("content_block_delta", encode({"type": "content_block_delta", "index": 0, "delta": delta}))
+
+    def last(self, choice: Choice, word: bytes) -> bytes:
+        return self.delta(choice, word) if word else b""
 
     def closing(self, generation: Generation) -> bytes:
         ended = {

@@ -27,17 +27,6 @@ class ApiError(Exception):
         return encode({"error": error})
 
 
-class Body(msgspec.Struct, kw_only=True):
-    """Fields that the bodies of all APIs that generate have. Fields that are not read are ignored, as by vLLM."""
-
-    model: str | None = None
-    stream: bool | None = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
-
-
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the server for a request, and its answers about them."""
 

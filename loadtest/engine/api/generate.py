@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from loadtest.engine import tokens
-from loadtest.engine.api.checks import BROKEN, ApiError, Body, Limits
+from loadtest.engine.api.checks import BROKEN, ApiError, Limits
 from loadtest.engine.api.http import Connection
 from loadtest.engine.sequence import Sequence
 
@@ -37,9 +37,7 @@ class Form(Protocol):
 
     def opening(self, generation: Generation) -> bytes: ...
     def delta(self, choice: Choice, word: bytes) -> bytes: ...
-    def last(self, choice: Choice, word: bytes) -> bytes:
-        return self.delta(choice, word) if word else b""
-
+    def last(self, choice: Choice, word: bytes) -> bytes: ...
     def closing(self, generation: Generation) -> bytes: ...
     def failure(self, error: ApiError) -> bytes: ...
     def whole(self, generation: Generation) -> bytes: ...
@@ -136,10 +134,19 @@ class Generation:
             self.connection.write(self.form.opening(self))
 
 
+class SharedFields(Protocol):
+    """Fields that the bodies of all APIs have."""
+
+    min_tokens: int
+    ignore_eos: bool
+    priority: int
+    cache_salt: str | None
+
+
 def spawn(
     generation: Generation,
     data: bytes,
-    asked: Body,
+    asked: SharedFields,
     *,
     most: int,
     copies: int = 1,

@@ -8,7 +8,7 @@ import msgspec
 
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
-from loadtest.engine.api.checks import ApiError, Body, Limits, check_model, check_priority, decode, output_room
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, output_room
 from loadtest.engine.api.generate import Generation, spawn
 from loadtest.engine.api.http import Connection
 from loadtest.engine.api.openai_form import OpenAIForm, StreamOptions
@@ -17,10 +17,16 @@ COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128
 
 
-class ChatBody(Body):
-    """Fields of a chat."""
+class ChatBody(msgspec.Struct):
+    """The fields that are read; others are ignored, as vLLM ignores them."""
 
     messages: list[dict[str, Any]]
+    model: str | None = None
+    stream: bool | None = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -30,10 +36,16 @@ class ChatBody(Body):
     response_format: dict[str, Any] | None = None
 
 
-class CompletionBody(Body):
-    """Fields of `/v1/completions`; several prompts are several choices."""
+class CompletionBody(msgspec.Struct):
+    """Fields of `/v1/completions` that are read; several prompts are several choices."""
 
     prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    stream: bool | None = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = COMPLETION_DEFAULT
     n: int | None = 1

@@ -15,15 +15,21 @@ import msgspec
 from loadtest.engine import tokens
 from loadtest.engine.api import tools
 from loadtest.engine.api.anthropic import event
-from loadtest.engine.api.checks import ApiError, Body, Limits, check_model, check_priority, decode, encode, output_room
-from loadtest.engine.api.generate import Choice, Form, Generation, spawn
+from loadtest.engine.api.checks import ApiError, Limits, check_model, check_priority, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection
 
 
-class ResponseBody(Body):
-    """Fields of a response."""
+class ResponseBody(msgspec.Struct):
+    """The fields that are read."""
 
     input: str | list[dict[str, Any]]
+    model: str | None = None
+    stream: bool | None = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     background: bool | None = False
@@ -35,7 +41,7 @@ class ResponseBody(Body):
 DECODER = msgspec.json.Decoder(ResponseBody)
 
 
-class ResponseForm(Form):
+class ResponseForm:
     """Form of a message item, or of a function_call item. `number` counts the events."""
 
     def __init__(self, request_id: str, model: str, asked: ResponseBody, most: int, call: str | None) -> None:
@@ -65,6 +71,9 @@ class ResponseForm(Form):
             place = {"item_id": self.item, "output_index": 0}
             return self._event("response.function_call_arguments.delta", place | {"delta": word.decode()})
         return self._event("response.output_text.delta", self._place() | {"delta": word.decode(), "logprobs": []})
+
+    def last(self, choice: Choice, word: bytes) -> bytes:
+        return self.delta(choice, word) if word else b""
 
     def closing(self, generation: Generation) -> bytes:
         text = generation.text(generation.choices[0])
