@@ -1,15 +1,16 @@
-"""Tokens that tenants have used and money that providers cost in this day and month, for GET /usage as JSON, and all
-that is kept, as CSV."""
+"""Tokens that tenants have used and money that calls cost, for GET /usage: of this day and month as JSON, all that is
+kept as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.core.admission.quotas import QuotaWindow, Used, day_text
 from gateway.core.money.book import MoneyBook, Spent
+from gateway.core.money.engine_time import HOME
 from gateway.core.money.purse import Purse
 from gateway.core.money.tariff import MICRO
 
@@ -17,8 +18,8 @@ COLUMNS = ("tenant", "window", "start", "tokens", "provider", "model", "money")
 
 
 def usage_view(windows: Iterable[QuotaWindow], money: MoneyBook, now: float) -> dict[str, object]:
-    """Tokens by tenant, empty if the policy has no storage, and money by provider, if there are any, in this calendar
-    day and month in UTC."""
+    """Tokens by tenant, empty if the policy has no storage, and money by provider and on own engines, if they cost any,
+    in this calendar day and month in UTC."""
     tenants: dict[str, dict[str, object]] = {}
     for each in windows:
         tenants.setdefault(each.tenant, {})[each.span] = {
@@ -28,28 +29,39 @@ def usage_view(windows: Iterable[QuotaWindow], money: MoneyBook, now: float) -> 
             "quota": each.amount,
             "resets_in_s": round(each.resets_in(now), 3),
         }
-    providers = _providers(money, now)
-    return {"tenants": tenants, "providers": providers} if providers else {"tenants": tenants}
+    view: dict[str, object] = {"tenants": tenants}
+    providers, price = _providers(money, now), money.meters.price
+    if providers:
+        view["providers"] = providers
+    if price is not None:
+        view["engines"] = {"price": str(price), "spent": list(_spent(money, HOME, now))}
+    return view
 
 
 def _providers(money: MoneyBook, now: float) -> dict[str, dict[str, Any]]:
     """Money by provider: budgets of all tenants together, shares of single ones, and what tenants' models have cost."""
     found: dict[str, dict[str, Any]] = {}
     for provider, tenant, purse in money.purses():
-        entry = found.setdefault(provider, {"budgets": {}, "shares": {}, "spent": []})
+        entry = found.setdefault(provider, {"budgets": {}, "shares": {}})
         budgets = entry["shares"].setdefault(tenant, {}) if tenant else entry["budgets"]
         budgets[purse.window.span] = _money(purse, now)
+    for provider, entry in found.items():
+        entry["spent"] = list(_spent(money, provider, now))
+    return found
+
+
+def _spent(money: MoneyBook, payee: str, now: float) -> Iterator[dict[str, object]]:
+    """Yield what each tenant's calls for each model of a provider, or of own engines, have cost."""
     for (provider, tenant, model, span), line in sorted(money.lines.items()):
-        if provider in found:
-            found[provider]["spent"].append({
+        if provider == payee:
+            yield {
                 "tenant": tenant,
                 "model": model,
                 "window": span,
                 "start": day_text(line.money.start_at(now)),
                 "money": line.money.used(now) / MICRO,
                 "tokens": line.tokens.used(now),
-            })  # fmt: skip
-    return found
+            }
 
 
 def _money(purse: Purse, now: float) -> dict[str, object]:

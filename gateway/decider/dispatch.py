@@ -239,6 +239,8 @@ class Dispatch:
             grant.split(plan, now)
         if choice.engine.provider:
             grant.spend(choice.engine.provider, now)
+        elif self.control.money.meters.price is not None:
+            grant.share(now)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:
@@ -260,6 +262,8 @@ class Dispatch:
         self.control.workload.open(call.model, self.clock())
         self.running.setdefault(call.class_name, 0)
         grant = LocalGrant(self, call, choice, taken_at, None)
+        if self.control.money.meters.price is not None and not choice.engine.provider:
+            grant.share(self.clock())
         if first_byte:
             grant.began(first_byte)
         return grant
@@ -273,8 +277,8 @@ class Dispatch:
         self.waiting.hand_over(successor)
 
     def left_over(self) -> dict[str, object]:
-        """Return what is kept for calls that wait, by name. A gateway without calls has nothing left."""
-        return self.waiting.left_over()
+        """Return what is kept for calls, by name. A gateway without calls has nothing left."""
+        return {"tokens that pay for engines": self.control.money.meters.held, **self.waiting.left_over()}
 
     def refuse_waiting(self) -> None:
         """Drain: refuse the waiting calls; running calls go on."""

@@ -18,6 +18,7 @@ from gateway.core.engines.transfer import Prefill
 from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.kv_transfer import FETCH
 from gateway.core.money.book import Spending
+from gateway.core.money.engine_time import EngineTime
 from gateway.core.request.call import Call
 from gateway.core.request.tenants import MIRROR
 from gateway.decider.prefill_half import PrefillHalf
@@ -59,7 +60,7 @@ class LocalGrant:
         self._first_at = 0.0
         self.prefill: Prefill | None = None
         self.half: PrefillHalf | None = None
-        self.spending: Spending | None = None  # at a provider
+        self.spending: Spending | EngineTime | None = None  # at a provider, or of an engine's time
         if not self.tells:
             engine.prefills.expect(hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
@@ -91,6 +92,10 @@ class LocalGrant:
         if call.max_tokens != call.asked and call.route.generates and not call.shaped:
             call.shaped = call.asked
         self.spending = self._dispatch.control.money.reserve(provider, call, now)
+
+    def share(self, now: float) -> None:
+        """Pay for a share of the engine's time from now on."""
+        self.spending = self._dispatch.control.money.begin(self.engine.id, self.call, self.hold.tokens, now)
 
     # -- its prompt, read elsewhere -----------------------------------------------------------------------------
 
@@ -266,7 +271,7 @@ class LocalGrant:
 
     def hedge_after(self) -> float | None:
         after = self._dispatch.control.rules.policy.hedging
-        if after is None or not self.call.stream or self.call.tenant == MIRROR or self.spending is not None:
+        if after is None or not self.call.stream or self.call.tenant == MIRROR or self.engine.provider:
             return None  # a second attempt beside a provider's would be paid twice
         traffic = self._dispatch.traffic[self.call.model]
         if traffic.level:

@@ -23,7 +23,7 @@ CALLS_OWN = frozenset((UNSENT, "400", "404", "413", "422"))
 class PrefillHalf:
     """`plan`: the decision that it carries out. `read_at`: when the engine had read the prompt; 0: it has not."""
 
-    __slots__ = ("_dispatch", "_probe", "call", "engine", "hold", "plan", "read_at")
+    __slots__ = ("_dispatch", "_probe", "_time", "call", "engine", "hold", "plan", "read_at")
 
     def __init__(
         self, dispatch: Dispatch, call: Call, engine: Engine, plan: Prefill, now: float, *, restored: bool = False
@@ -35,6 +35,11 @@ class PrefillHalf:
         self.hold: Hold = engine.hold(call.prompt_tokens, plan.unread, now, call.class_name, output=0)
         self._probe = engine.breaker.sent(now)
         self.read_at = 0.0
+        money = dispatch.control.money
+        # A share of the engine's time, whose tokens count where the call is answered.
+        self._time = (
+            None if money.meters.price is None else money.begin(engine.id, call, self.hold.tokens, dispatch.clock())
+        )
         if not restored and dispatch.witness is not None:
             dispatch.witness.prefilling(call, self.hold)
 
@@ -74,6 +79,8 @@ class PrefillHalf:
         if hold.live:
             hold.release()
             dispatch = self._dispatch
+            if self._time is not None:
+                self._time.end(dispatch.clock())
             self.engine.breaker.ended(self._probe, ending, dispatch.clock())
             dispatch.read(self.engine)  # calls that wait for room there
             if dispatch.witness is not None:

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.engine import Engine
+from gateway.core.money.engine_time import HOME
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
@@ -240,7 +241,8 @@ class GatewayTarget:
     @property
     def spent(self) -> tuple[float, int]:
         """Money that providers have cost since the start, and their tokens."""
-        totals = self.gateway.limits.money.totals.values()
+        found = self.gateway.limits.money.totals.items()
+        totals = [each for (provider, _, _), each in found if provider != HOME]
         return sum([micro for micro, _ in totals]) / MICRO, sum([tokens for _, tokens in totals])
 
     def send(self, call: Planned, client_call: ClientCall, tried: Try, upload: float = 0.0) -> Callable[[], None]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.control.console.reading import money_entries
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar, Used
-from gateway.core.money.book import Spent
+from gateway.core.money.book import MoneyBook, Spent
+from gateway.core.money.engine_time import HOME
 from gateway.core.policy.file import decode
+from gateway.decider.metrics.families import money_families
 from gateway.shared.storage import StorageError
 from tests.control.parts import Parts, play
 from tests.core.money.test_money import book, call
@@ -98,3 +101,37 @@ def test_money_by_provider_tenant_and_model() -> None:
     limits = LimitBook(POLICY)
     limits.money = money
     play(scene, limits=limits, used_tokens=history, spent=spent)
+
+
+async def spent_at_home() -> list[Spent]:
+    return [Spent(HOME, "acme", "big", "day", 1_764_374_400, 2_100_000, 12)]
+
+
+def test_money_of_own_engines_by_tenant_and_model() -> None:
+    async def scene(parts: Parts) -> None:
+        now = asyncio.get_running_loop().time()
+        time = money.begin("e", call(), 100, now)
+        time.usage = (900, 0, 50)
+        time.end(now + 3600.0)
+        money.begin("e", call(), 100, now + 3600.0)  # still runs
+        found = (await parts.get("/usage")).json()
+        assert "providers" not in found
+        assert found["engines"]["price"] == "2.1/hour"
+        rows = [
+            (each["window"], each["tenant"], each["model"], each["money"], each["tokens"])
+            for each in found["engines"]["spent"]
+        ]
+        assert rows == [(span, "acme", "mini", 2.1, 950) for span in ("day", "month")]
+        text = (await parts.get("/usage?format=csv")).text
+        assert text.splitlines()[-1] == "acme,day,2025-11-29,12,own engines,big,2.100000"
+        assert dict(money_entries(money, now)) == {
+            "provider/own engines": {"budgets": [], "spent": [["acme", "mini", 950, 2.1]]}
+        }
+        families = {family.name: family for family in money_families(money, lambda: now)}
+        (sample,) = families["weir_money"].samples
+        assert (sample.labels, sample.value) == ({"provider": HOME, "tenant": "acme", "model": "mini"}, 2.1)
+
+    money = MoneyBook(decode(b"engines_price: 2.10/hour\nstorage: kept\n"), Calendar(NOON))
+    limits = LimitBook(POLICY)
+    limits.money = money
+    play(scene, limits=limits, used_tokens=history, spent=spent_at_home)

@@ -79,6 +79,49 @@ def test_what_is_used_is_counted_to_the_token_over_an_upgrade_and_a_kill(
         assert used(made)["used"] == total
 
 
+PRICE = 3600  # an hour, so one a second
+PRICED = f"{POLICY}storage: kept\nengines_price: {PRICE}/hour\n"
+
+
+def at_home(made: World) -> tuple[float, int]:
+    """Money and tokens of this month on own engines."""
+    rows = json.loads(get(f"{made.control}/usage")[1])["engines"]["spent"]
+    found = [row for row in rows if row["window"] == "month"]
+    assert {(row["tenant"], row["model"]) for row in found} <= {("anonymous", "sim")}
+    return sum(row["money"] for row in found), sum(row["tokens"] for row in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_what_calls_on_own_engines_cost_is_told_and_outlasts_an_upgrade_and_a_kill(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with world(tmp_path, *words, policy=PRICED) as made:
+        began, total = time.monotonic(), 0
+        for calls in range(1, 4):  # one after another: each has the engine for itself
+            total += spent(ask(made))
+            assert until(lambda tokens=total: at_home(made)[1] == tokens, 60.0) is not None, (at_home(made), calls)
+        money, busy = at_home(made)[0], time.monotonic() - began
+        assert 0.0 < money <= busy, "no more than the time in which it had calls"
+        assert made.signalled() is not None, made.output()
+        assert until(lambda: at_home(made) == (money, total), 60.0) is not None, (at_home(made), money)
+        total += spent(ask(made))
+        assert until(lambda: at_home(made)[1] == total, 60.0) is not None, (at_home(made), total)
+        more = at_home(made)[0]
+        assert more > money
+        line = f",{total},own engines,sim,{more:.6f}"
+
+        def listed() -> bool:
+            lines = get(f"{made.control}/usage?format=csv")[1].decode().splitlines()
+            return any(each.startswith("anonymous,month,") and each.endswith(line) for each in lines)
+
+        assert until(listed, 60.0) is not None, line
+        time.sleep(2 * token_use.EVERY)  # a kill forgets a second at most
+        made.gateway.child.kill()
+    with world(tmp_path, *words, policy=PRICED) as made:
+        assert at_home(made) == (more, total)
+
+
 POLICIES = "tenants: {a: {}}\nstorage: kept\n"
 
 

@@ -24,6 +24,7 @@ from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.hold import Hold
 from gateway.core.money.book import MoneyBook
+from gateway.core.money.engine_time import HOME
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.outcome import Outcome
@@ -276,9 +277,11 @@ def tenant_entries(
 
 
 def money_entries(money: MoneyBook, now: float) -> Iterator[tuple[str, object]]:
-    """Yield the entry of each provider: its budgets, and what each tenant's calls for each model have cost since the
-    start."""
+    """Yield the entry of each provider, and of own engines with a price: its budgets, and what each tenant's calls for
+    each model have cost since the start."""
     found: dict[str, dict[str, list[list[object]]]] = {}
+    if money.meters.price is not None:
+        found[HOME] = {"budgets": [], "spent": []}
     for provider, tenant, purse in money.purses():
         if not tenant:
             window = purse.window

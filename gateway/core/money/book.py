@@ -1,4 +1,5 @@
-"""Money that calls to providers cost: reserved at the highest cost before a call goes out, settled by real usage.
+"""Money that calls cost. To providers: reserved at the highest cost before a call goes out, settled by real usage. On
+own engines: a share of their time.
 
 A provider has a budget a day and a month, and a tenant its share of both. What is spent and reserved together never
 exceeds one of them. Amounts are integers, micro-units of the currency. Windows and calendar are those of token quotas.
@@ -14,13 +15,13 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.admission.quotas import SPANS, Calendar, QuotaWindow, Span, Used
+from gateway.core.money.engine_time import EngineMeters, EngineTime, Payer
 from gateway.core.money.purse import NO_WINDOW, Purse
 from gateway.core.money.tariff import MICRO, Tariff
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 
 Key = tuple[str, str]  # provider and tenant; "": all of the provider's together
-Payer = tuple[str, str, str]  # provider, tenant, model
 
 
 def _unheard() -> None:
@@ -83,7 +84,8 @@ class Spending:
             cost, tokens = min(self.reserved, self._tariff.cost(*used)), used[0] + used[2]
         for window in self._windows:
             window.settle(self.reserved, cost, now)
-        self._book.count(self, cost, tokens, now)
+        self._book.ended(self)
+        self._book.count(self.payer, cost, tokens, now)
 
     def _used(self) -> tuple[int, int, int] | None:
         """Tokens of the prompt, of it cached, and of the answer; None: not known, or the provider's numbers cannot
@@ -120,6 +122,7 @@ class MoneyBook:
         self.known = not ahead
         self.short: Callable[[], None] = _unheard
         self.in_store = False  # marks are kept by a cluster's store, not by this machine's storage
+        self.meters = EngineMeters()
         self._tariffs: dict[str, Tariff] = {}
         self._of: dict[Key, tuple[Purse, ...]] = {}  # of the policy
         self._purses: dict[tuple[str, str, Span], Purse] = {}  # those of providers that are gone too
@@ -129,11 +132,13 @@ class MoneyBook:
         self.apply(policy)
 
     def __bool__(self) -> bool:
-        return bool(self._tariffs)
+        """Whether any call costs money."""
+        return bool(self._tariffs or self.meters.price)
 
     def apply(self, policy: Policy) -> None:
         """Apply another policy. Windows keep what is spent and reserved; new windows reserve for calls under way."""
         self.in_store = policy.cluster is not None
+        self.meters.price = policy.engines_price
         self._tariffs = {name: provider.prices for name, provider in policy.providers.items()}
         self._of = {}
         for name, provider in policy.providers.items():
@@ -208,13 +213,19 @@ class MoneyBook:
         self._under_way.add(spending)
         return spending
 
+    def begin(self, engine: str, call: Call, tokens: int, now: float) -> EngineTime:
+        """Begin the call's share of the time of an own engine, on which it holds so many tokens."""
+        return EngineTime(self.count, call, self.meters, engine, tokens, now)
+
     def _purses_of(self, provider: str, tenant: str) -> tuple[Purse, ...]:
         return self._of.get((provider, ""), ()) + self._of.get((provider, tenant), ())
 
-    def count(self, spending: Spending, micro: int, tokens: int, now: float) -> None:
-        """Count the cost of an attempt that has ended."""
+    def ended(self, spending: Spending) -> None:
+        """Forget the reservation of an attempt that has ended."""
         self._under_way.discard(spending)
-        payer = spending.payer
+
+    def count(self, payer: Payer, micro: int, tokens: int, now: float) -> None:
+        """Count the cost of an attempt that has ended."""
         before = self.totals.get(payer, (0, 0))
         self.totals[payer] = before[0] + micro, before[1] + tokens
         for span in SPANS:
@@ -275,7 +286,7 @@ class MoneyBook:
         """Take the budgets of now as spent, since nobody knows what was. Return whether there are any."""
         for _, _, purse in self.purses():
             purse.restore(purse.window.amount or 0, purse.window.start_at(now), now)
-        return bool(self)
+        return bool(self._tariffs)
 
     def purses(self) -> Iterator[tuple[str, str, Purse]]:
         """Yield every budget of the policy: provider, tenant ("": all), and its purse."""

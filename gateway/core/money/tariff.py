@@ -1,4 +1,4 @@
-"""Prices of a provider in integers, so that sums of money are exact."""
+"""Prices of providers and own engines in integers, so that sums of money are exact."""
 
 from __future__ import annotations
 
@@ -67,3 +67,28 @@ class Tariff(msgspec.Struct, frozen=True):
         prompt = call.prompt_tokens + call.leaves
         completion = (call.shaped or call.asked) * call.n
         return -(-(prompt * self.prompt + completion * self.completion) // MICRO)
+
+
+class HourlyPrice(msgspec.Struct, frozen=True):
+    """Micro-units of money for an hour, written `2.10/hour`. `parse` and `str` are each other's reverse."""
+
+    pattern: ClassVar[str] = r"([0-9]{1,5}(?:\.[0-9]{1,6})?)/hour"
+    what: ClassVar[str] = "2.10/hour, a price from 0.000001 to 10000"
+
+    micro: int
+
+    @classmethod
+    def parse(cls, text: str) -> HourlyPrice | None:
+        """The price; None where the text is none, or is out of bounds."""
+        match = re.fullmatch(cls.pattern, text)
+        micro = 0 if match is None else int(Decimal(match[1]) * MICRO)
+        return cls(micro) if 1 <= micro <= MOST_PRICE else None
+
+    @classmethod
+    def meant(cls, text: str) -> Iterator[str]:
+        """Prices that a malformed text may mean: with currency signs, spaces, or without the hour."""
+        number = re.sub(r"[\s$€]|/\s*h(?:our|r)?$", "", text)
+        yield f"{number}/hour"
+
+    def __str__(self) -> str:
+        return f"{(Decimal(self.micro) / MICRO).normalize():f}/hour"

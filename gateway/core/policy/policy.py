@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.core.money.tariff import HourlyPrice
 from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
@@ -280,6 +281,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `models`: Model routes: names that callers use, each with the models that answer it. See docs/routes.md.
     `providers`: APIs outside the house, as the last resort of model routes, within a budget of money. See
     docs/providers.md.
+    `engines_price`: Price of an own engine's hour, paid by the calls on it; null: none. See docs/providers.md.
     `cluster`: Gateways on several machines, of which one decides for all; null: alone. See docs/scale.md.
     `storage`: Folder for what outlasts the gateway, in the file weir.db, on a disk of this machine; null: none. It
     takes effect at a start, is made if it is missing, and serves one gateway at a time. See docs/operating.md.
@@ -317,6 +319,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     console: WebPage | None = None
     models: Mapping[ModelName, ModelRoute] = {}
     providers: Mapping[Name, Provider] = {}
+    engines_price: HourlyPrice | None = None
     cluster: ClusterPolicy | None = None
     storage: FileName | None = None
     batches: BatchesPolicy | None = None

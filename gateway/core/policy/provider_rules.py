@@ -18,6 +18,12 @@ PRIVATE = "https:// at a public address; or allow_private: true, for a provider 
 HTTPS = "https://, or whoever is on the way could read calls and key; or allow_private: true, at a private address"
 
 
+def engines_price(policy: Policy) -> Iterator[Fault]:
+    """Yield the fault of a price of own engines."""
+    if policy.engines_price is not None and policy.storage is None:
+        yield Fault(("engines_price",), "a price, and no storage", "storage: FOLDER too, where the money is kept")
+
+
 def providers(policy: Policy) -> Iterator[Fault]:
     """Yield the faults of every provider."""
     for name, provider in policy.providers.items():

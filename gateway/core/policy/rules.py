@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from gateway.core.engines.origin import engine_id, url_fault
 from gateway.core.policy.auth import auth_faults
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.provider_rules import providers
+from gateway.core.policy.provider_rules import engines_price, providers
 from gateway.core.policy.route_rules import model_routes
 from gateway.core.policy.traffic import ModeRule, Tenant, Threshold, TokenQuota, TrafficClass, When
 from gateway.core.policy.types import OF_NOTHING, NameOf
@@ -41,6 +41,7 @@ def faults(policy: Policy, structs: Structs) -> Iterator[Fault]:
         _batches,
         model_routes,
         providers,
+        engines_price,
     )
     yield from readable(_unknown(policy, structs), *(rule(policy) for rule in rules))
 

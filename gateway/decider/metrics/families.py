@@ -67,7 +67,8 @@ def quota_families(quotas: QuotaBook, clock: Callable[[], float]) -> Iterable[Me
 
 
 def money_families(money: MoneyBook, clock: Callable[[], float]) -> Iterable[Metric]:
-    """The metric families at this moment; none without providers. Labels are of the policy."""
+    """The metric families at this moment; none where no call costs money. Labels are of the policy, and of own engines'
+    models."""
     if not money:
         return
     now = clock()
@@ -81,8 +82,8 @@ def money_families(money: MoneyBook, clock: Callable[[], float]) -> Iterable[Met
     labels = ("provider", "tenant", "model")
     costs = {payer: micro / MICRO for payer, (micro, _) in money.totals.items()}
     tokens = {payer: count for payer, (_, count) in money.totals.items()}
-    yield counter("weir_money", "Money that calls to providers have cost.", *labels, of=costs)
-    yield counter("weir_money_tokens", "Tokens of calls to providers.", *labels, of=tokens)
+    yield counter("weir_money", "Money that calls have cost.", *labels, of=costs)
+    yield counter("weir_money_tokens", "Tokens of calls that cost money.", *labels, of=tokens)
 
 
 def route_families(routes: ModelRoutes) -> Iterable[Metric]:

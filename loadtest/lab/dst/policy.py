@@ -71,6 +71,7 @@ class Traits:
                 "zeta": {"keys": [_digest("key-of-zeta")], "limits": rng.choice(({}, {"requests": "2/s"}))},
             },
             "storage": "counted-and-kept-nowhere",
+            "engines_price": "2.10/hour",
             "limits": self._limits(),
             "budget": {"kv_target": rng.choice(("50%", "80%", "100%")), "max_concurrency": rng.choice((2, 8, 256))},
             "deadlines": rng.choice(("refuse", "drop") if self._cancels else ("refuse", "drop", "run")),

@@ -17,15 +17,16 @@ export function tenantsView() {
     cells[7].replaceChildren(...it.limits.length ? it.limits.map((limit) => el("div", limit[4] < 1 ? "bad" : "", words(limit))) : ["none asked for yet"]);
     fillKeys(cells[8], it);
   });
-  const [bill, lines] = table(["provider", " tenant", " model", "tokens", "money"], "Money"), budgets = el("p");
+  const [bill, lines] = table(["provider", " tenant", " model", "tokens", "money", "a million tokens"], "Money"), budgets = el("p");
   const bills = new Rows(lines, (cells, key, [provider, tenant, model, tokens, money]) => {
     say(cells[0], provider);
     say(cells[1], tenant, "text");
     say(cells[2], model, "text");
     say(cells[3], count(tokens));
     say(cells[4], money.toFixed(2));
+    say(cells[5], tokens ? (money / tokens * 1e6).toFixed(2) : "–");
   });
-  const outside = el("section", "", el("h2", "", "Providers"), budgets, bill);
+  const outside = el("section", "", el("h2", "", "Money"), budgets, bill);
   return {node: el("section", "", el("h2", "", "Tenants"), shared, node, outside,
     el("p", "small faint", "Counts are since the start; the share is that of the weights, while all compete. A key is shown by the beginning of its SHA-256; gateway key add TENANT --policy FILE makes one.")), shown() {}, draw() {
     rows.show(of("tenant").sort((a, b) => a[1].order - b[1].order));
@@ -33,7 +34,7 @@ export function tenantsView() {
     say(shared, limits.length ? "Limits of all tenants together: " + limits.map(words).join("; ") : "");
     const providers = of("provider");
     outside.hidden = !providers.length;
-    say(budgets, providers.map(([name, it]) => name + ": " + it.budgets.map(([window, spent, reserved, budget]) =>
+    say(budgets, providers.filter(([, it]) => it.budgets.length).map(([name, it]) => name + ": " + it.budgets.map(([window, spent, reserved, budget]) =>
       spent.toFixed(2) + " spent and " + reserved.toFixed(2) + " reserved of " + budget.toFixed(2) + " a " + window).join(", ")).join("; "));
     bills.show(providers.flatMap(([name, it]) => it.spent.map((row) => [[name, ...row].slice(0, 3).join(" "), [name, ...row]])));
   }};
