@@ -15,23 +15,13 @@ from typing import Literal
 import msgspec
 
 from loadtest.engine.tokens import BYTES
+from loadtest.load import prompts
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length
-from loadtest.load.prompts import (
-    HEADER,
-    PATHS,
-    Text,
-    body_of,
-    completion_of,
-    embedding_of,
-    json_text,
-    message,
-    rerank_of,
-)
 from loadtest.load.trace import BLOCK, Arrival
 from loadtest.load.workload import Kind, Planned, Sessions, Workload
 
-FRAME = 2 * HEADER  # tokens of a chat's template: before the message, and before the answer
+FRAME = 2 * prompts.HEADER  # tokens of a chat's template: before the message, and before the answer
 
 
 class RequestBody(msgspec.Struct, frozen=True, gc=False):
@@ -45,11 +35,11 @@ class RequestBody(msgspec.Struct, frozen=True, gc=False):
 class Writer:
     """Writes the requests of one kind. Raises ValueError for sizes of a trace where there is no row of one."""
 
-    def __init__(self, kind: Kind, model: str, text: Text, rng: random.Random, *, named: bool = True) -> None:
+    def __init__(self, kind: Kind, model: str, text: prompts.Text, rng: random.Random, *, named: bool = True) -> None:
         self.kind = kind
         self.named = named
-        self.path = PATHS[kind.kind]
-        self._json_model = json_text(kind.model or model)
+        self.path = prompts.PATHS[kind.kind]
+        self._json_model = prompts.json_text(kind.model or model)
         self._prefixes = [text.cut(kind.prefix.tokens, rng) for _ in range(kind.prefix.count)] if kind.prefix else []
         self._text = text
 
@@ -70,21 +60,21 @@ class Writer:
         if kind.kind == "completions":
             prompt = self._prefix(rng) + self._words(rng, row, 0)
             asked = _drawn(kind.output, row.output_tokens if row else None, rng)
-            body = completion_of(prompt, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
+            model, stream = self._json_model, kind.stream
+            body = prompts.completion_of(prompt, asked, model=model, stream=stream, ignore_eos=kind.ignore_eos)
             return RequestBody(body, len(prompt) // BYTES, asked)
         query = self._text.cut(kind.query.draw(rng), rng) if kind.kind == "rerank" else b""
         texts = [self._words(rng, row, 0) for _ in range(kind.inputs.draw(rng))]
-        read = (
-            len(texts) * len(query) + sum(map(len, texts))
-        ) // BYTES  # a reranker reads the query with each document
+        read = (len(texts) * len(query) + sum(map(len, texts))) // BYTES  # a reranker reads the query with each text
         if query:
-            return RequestBody(rerank_of(query, texts, model=self._json_model), read)
-        return RequestBody(embedding_of(texts, model=self._json_model), read)
+            return RequestBody(prompts.rerank_of(query, texts, model=self._json_model), read)
+        return RequestBody(prompts.embedding_of(texts, model=self._json_model), read)
 
     def opening(self, rng: random.Random) -> tuple[bytes, int]:
         """The messages that a chat begins with, and their tokens."""
         prefix = self._prefix(rng)
-        return (message(b"system", prefix) + b",", HEADER + len(prefix) // BYTES) if prefix else (b"", 0)
+        said = prompts.message(b"system", prefix) + b","
+        return (said, prompts.HEADER + len(prefix) // BYTES) if prefix else (b"", 0)
 
     def turn(
         self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None, prompt: Length | None = None
@@ -93,9 +83,9 @@ class Writer:
         a length other than the kind's."""
         kind = self.kind
         words = self._words(rng, row, FRAME, prompt)
-        messages += message(b"user", words)
+        messages += prompts.message(b"user", words)
         asked = _drawn(kind.output, row.output_tokens if row else None, rng)
-        body = body_of(messages, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
+        body = prompts.body_of(messages, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
         return messages, RequestBody(body, read + FRAME + len(words) // BYTES, asked)
 
     def _prefix(self, rng: random.Random) -> bytes:
@@ -195,7 +185,7 @@ class Conversation:
         """The turn after `answer`, if there is one, and the first turns of sub-agents that begin now."""
         following = [agent.next(now) for turn, agent in self._starts if turn == self._turn]
         if self._turn < self.turns:
-            self._messages += b"," + message(b"assistant", answer) + b","
+            self._messages += b"," + prompts.message(b"assistant", answer) + b","
             self._read += -(-len(answer) // BYTES)
             following.insert(0, self.next(now + pause(self._sessions, self._rng)))
         return following
@@ -249,7 +239,7 @@ def plan(
     A recorded arrival is a time with the sizes that were recorded. `keys`: API keys by tenant.
     """
     rng = random.Random(f"requests {seed}")  # noqa: S311 # a workload, no secrets
-    text = Text(random.Random(f"text {seed}"))  # noqa: S311 # the same
+    text = prompts.Text(random.Random(f"text {seed}"))  # noqa: S311 # the same
     writers = [Writer(kind, workload.model, text, rng, named=workload.named) for kind in workload.mix]
     weights = {name: tenant.weight for name, tenant in workload.tenants.items()} or {"": 1.0}
     senders = [

@@ -16,19 +16,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
+from loadtest.engine import kv_transfer
 from loadtest.engine.api.checks import BROKEN, ApiError, Limits
 from loadtest.engine.engine import LEAST_AHEAD, Engine
 from loadtest.engine.engine_config import EngineConfig
-from loadtest.engine.kv_transfer import (
-    FAILED,
-    KEPT,
-    OnFailure,
-    TransferParams,
-    Wrong,
-    transfer_of,
-    transfer_seconds,
-    with_params,
-)
 from loadtest.engine.latency import Front
 from loadtest.engine.scheduler import EngineStep
 from loadtest.engine.sequence import BLOCK, Sequence
@@ -53,13 +44,13 @@ class MemoryEngine:
 
     def __init__(
         self, config: EngineConfig, *, model: str = "sim", seed: int = 0, more: tuple[str, ...] = (),
-        pace: Pace | None = None, peers: list[MemoryEngine] | None = None, on_kv_failure: OnFailure = "fail",
+        pace: Pace | None = None, peers: list[MemoryEngine] | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self.model = model
         self.lives = 0  # so many times it has died
         self.peers = peers
-        self.on_kv_failure = on_kv_failure
+        self.on_kv_failure: kv_transfer.OnFailure = "fail"
         self._seed = seed
         self._engine = self._new_engine(seed)
         self._front = Front(config.profile)
@@ -74,7 +65,7 @@ class MemoryEngine:
         self.changed_at = 0.0  # when it died, stopped or recovered last
         self._slow = 1.0
         self.errors = 0.0
-        self.transfer: Wrong = ""
+        self.transfer: kv_transfer.Wrong = ""
         self.status = 503
         self.posts = 0
         self.posted_at = -1.0
@@ -135,7 +126,7 @@ class MemoryEngine:
             return refuse(taker, ApiError(self.status, "a fault was asked for", type="InternalServerError"))
         try:
             work = Work(taker, read(path, body, self.limits))
-            fetched = self._transfer(work, None if self.peers is None else transfer_of(body), request_id)
+            fetched = self._transfer(work, None if self.peers is None else kv_transfer.transfer_of(body), request_id)
         except ApiError as error:
             return refuse(taker, error)
         self.open[taker] = work
@@ -149,7 +140,7 @@ class MemoryEngine:
     def _new_engine(self, seed: int) -> Engine:
         return Engine(self.config, engine_id=f"{self.model}-{seed}-{self.lives}")
 
-    def _transfer(self, work: Work, params: TransferParams | None, request_id: str) -> float:
+    def _transfer(self, work: Work, params: kv_transfer.TransferParams | None, request_id: str) -> float:
         """Have the prompt kept for another engine, or fetch it from there. Return the time when it is here; 0: nothing
         comes. Raises ApiError where it cannot be fetched."""
         if params is None or self.peers is None:
@@ -167,9 +158,9 @@ class MemoryEngine:
             if read.prompt != sequence.prompt or read.hashes[:whole] != sequence.hashes[:whole]:
                 raise RuntimeError(f"{request_id} fetches the KV cache of another prompt: {read} for {sequence}")
             sequence.loaded = read.prompt
-            return self.posted_at + transfer_seconds(read.prompt)
+            return self.posted_at + kv_transfer.transfer_seconds(read.prompt)
         if self.on_kv_failure == "fail":
-            raise ApiError(500, FAILED, type=BROKEN)
+            raise ApiError(500, kv_transfer.FAILED, type=BROKEN)
         return 0.0
 
     def _keep(self, engine: Engine, sequence: Sequence, request_id: str, answer: bytes) -> bytes:
@@ -177,8 +168,8 @@ class MemoryEngine:
         if sequence.reason != "length":
             engine.kept.expire(request_id)
             return answer
-        self._loop.call_later(KEPT, engine.kept.expire, request_id)
-        return with_params(answer, params, self.transfer)
+        self._loop.call_later(kv_transfer.KEPT, engine.kept.expire, request_id)
+        return kv_transfer.with_params(answer, params, self.transfer)
 
     def _enter(self, work: Work, came: float) -> None:
         work.coming = None

@@ -9,26 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.decider.relays.hub import RelayHub
+from gateway.frames import messages as frames
 from gateway.frames.channel import Channel
 from gateway.frames.codec import FrameWriter, from_decider, from_relay
-from gateway.frames.messages import (
-    Answered,
-    Ask,
-    AttemptFailed,
-    CallEnd,
-    FirstByte,
-    GrantTerms,
-    Judgement,
-    Message,
-    MoveAsk,
-    RefusedCall,
-    RetryAnswer,
-    RetryAsk,
-    SecondAsk,
-    SecondEnd,
-    SecondNone,
-    WaitAsk,
-)
+from gateway.frames.messages import Message
 from gateway.serve.assembly import Gateway
 from gateway.serve.processes.relaying import RelaySide
 from loadtest.clients.calls import ClientCall
@@ -37,8 +21,9 @@ from loadtest.simulate.memory_frames import FrameLink
 REMEMBERED = 200  # messages of a relay's earlier connections, each way
 ECHOES = 12  # of them come once more at a time
 OF_CALLS = (
-    Ask, WaitAsk, FirstByte, Answered, AttemptFailed, RetryAsk, MoveAsk, SecondAsk, SecondEnd, CallEnd,
-    Judgement, GrantTerms, RefusedCall, RetryAnswer, SecondNone,
+    frames.Ask, frames.WaitAsk, frames.FirstByte, frames.Answered, frames.AttemptFailed, frames.RetryAsk,
+    frames.MoveAsk, frames.SecondAsk, frames.SecondEnd, frames.CallEnd,
+    frames.Judgement, frames.GrantTerms, frames.RefusedCall, frames.RetryAnswer, frames.SecondNone,
 )  # fmt: skip # a message of these is the same whenever it comes: the others are of a connection
 
 
