@@ -14,6 +14,7 @@ from gateway.serve.data_port import DataPort
 from gateway.serve.ending import drained_by_hand
 from gateway.serve.policy_file import policy_status
 from gateway.serve.starting import Options, ProcessSignals
+from gateway.shared.fields import made_of
 from gateway.shared.lines import LineWriter
 from gateway.shared.watched_file import WatchedFile
 
@@ -28,19 +29,17 @@ def app_of(
     log: CallLog | None,
 ) -> Any:
     """The control port's application."""
-    parts = ControlParts(
-        dispatch=gateway.dispatch,
-        limits=gateway.limits,
+    parts = made_of(
+        ControlParts,
+        gateway,
         exposition=gateway.metrics.exposition,
         calls=port.calls,
         ended=gateway.ended_calls,
         drain=partial(drained_by_hand, gateway, signals),
         drain_engine=gateway.engines.drain,
-        is_user_key=gateway.is_user_key,
         policy_status=policy_status(options, file),
         reload=None if file is None else file.reload_now,
         previous=lambda: gateway.previous,
-        sidecars=gateway.sidecars,
         order=gateway.waking.order,
         read_log=gateway.waking.read_log,
         count=port.count,
@@ -49,7 +48,6 @@ def app_of(
         used=gateway.metrics.used,
         used_tokens=gateway.token_use.history,
         spent=gateway.token_use.money,
-        observer=gateway.observer,
         log_trouble=lambda: _log_trouble(errors, log),
     )
     return control_app(parts, options.admin_token)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from gateway.shared.fields import made_of
 from loadtest.report.records import Run, Slo, Window
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import LAG_BOUND, Interval, interval, jain, slo_of
@@ -115,9 +116,9 @@ def summarise(run: Run) -> Summary:
     for tally in tallies:
         lag.merge(tally.lag)
     lag_p99 = max(tally.lag.quantile(0.99) for tally in tallies)
-    return Summary(
-        name=run.name,
-        rate=run.rate,
+    return made_of(
+        Summary,
+        run,
         repeats=len(tallies),
         seconds=seconds,
         valid=lag_p99 <= LAG_BOUND,
@@ -128,8 +129,6 @@ def summarise(run: Run) -> Summary:
         intervals=_intervals(tallies),
         fairness=jain(share.met / share.offered for share in tenants.values()),
         tenants={name: tenants[name] for name in sorted(tenants)},
-        window=run.window,
-        meta=run.meta,
     )
 
 
@@ -180,10 +179,9 @@ def _tenants(tallies: Sequence[Tally]) -> dict[str, Attainment]:
 def _part(part: ClassTally, seconds: float, slo: Slo | None = None) -> Part:
     per_second = 1.0 / seconds if seconds else 0.0
     endings = sorted(part.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    return Part(
-        offered=part.offered,
-        ok=part.ok,
-        met=part.met,
+    return made_of(
+        Part,
+        part,
         goodput=part.met / part.offered if part.offered else 1.0,
         tries=part.tries / part.offered if part.offered else 0.0,
         offered_rate=part.offered * per_second,
@@ -192,7 +190,6 @@ def _part(part: ClassTally, seconds: float, slo: Slo | None = None) -> Part:
         prompt_token_rate=part.prompt_tokens * per_second,
         completion_token_rate=part.completion_tokens * per_second,
         cached=part.cached_tokens / part.prompt_tokens if part.prompt_tokens else 0.0,
-        uncounted=part.uncounted,
         **{name: _distribution(getattr(part, name)) for name in LATENCIES},
         endings=[Ending(outcome, reason, count) for (outcome, reason), count in endings],
         slo=slo,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gateway.shared.command_line import Mistake
+from gateway.shared.fields import made_of
 from sidecar.cli.files import File, add_config
 from sidecar.control.status_table import table
 from sidecar.core.flags import SIMULATED_GPUS
@@ -60,17 +61,15 @@ def command(given: argparse.Namespace) -> int:
     file = File(given.config)
     if given.gateway is not None:
         file.report_to(given.gateway)
-    options = Options(
+    options = made_of(
+        Options,
+        given,
         announce=_announce,
         file=file.path,
         config=file.config,
-        gateway=given.gateway,
         tokens=file.tokens,
         ca=file.ca,
         gpus_from=gpus_from,
-        end_engines=given.end_engines,
-        end_with_parent=given.end_with_parent,
-        log_format=given.log_format,
     )
     try:
         run(options)

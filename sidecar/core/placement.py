@@ -9,16 +9,18 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.shared.fields import made_of
 from sidecar.core.inventory import Resident, Target
 from sidecar.core.model_state import ModelState
 
 
 def as_resident(model: ModelState, now: float, ref_count: int, unseen: int) -> Resident:
     """Return what the model holds. `ref_count`: calls in flight; `unseen`: bytes that NVML does not show yet."""
-    return Resident(
+    return made_of(
+        Resident,
+        model,
         profile=model.name,
         state=model.lifecycle.state,
-        gpus=model.gpus,
         claim=model.size.claim,
         residue=model.size.residue,
         unseen=unseen,
@@ -26,17 +28,11 @@ def as_resident(model: ModelState, now: float, ref_count: int, unseen: int) -> R
         busy_for=0.0 if model.busy_since is None else now - model.busy_since,
         pinned=model.profile.pin,
         pending=model.lifecycle.pending,
-        last_used=model.last_used,
-        warmth=model.warmth,
         model=model.served_name,
         copy=model.copy and not model.profile.pin,
         since=model.lifecycle.since,
-        load_seconds=model.load_seconds,
-        wake_seconds=model.wake_seconds,
         sleep_levels=model.sleep_levels(),
-        level=model.level,
         host_bytes=model.size.host,
-        host_held=model.host_held,
     )
 
 

@@ -130,14 +130,7 @@ class Sidecar:
         if ready_in is not None:
             passed = now - at if beginning(model) else 0.0  # a start that has not begun does not come nearer
             ready_in = max(0.0, ready_in - passed) + self.pause(now)
-        return Outlook(
-            sidecar=self.report.sidecar,
-            profile=profile,
-            ready_in=ready_in,
-            why=model.why,
-            message=model.message,
-            retry_in=model.retry_in,
-        )
+        return made_of(Outlook, model, sidecar=self.report.sidecar, ready_in=ready_in)
 
 
 def awake(model: ModelReport) -> bool:
