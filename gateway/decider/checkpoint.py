@@ -32,21 +32,18 @@ from gateway.decider.dispatch import Dispatch
 HASHES = hash("which key Python's hashes have in this process")
 
 
-class Checkpoints:
+class Checkpoints(msgspec.Struct, eq=False):
     """The soft state of these parts, which are of one decider. `clock` gives monotonic seconds."""
 
-    def __init__(
-        self, fleet: Fleet, dispatch: Dispatch, limits: LimitBook, cost: CostModel, clock: Callable[[], float]
-    ) -> None:
-        self._fleet = fleet
-        self._dispatch = dispatch
-        self._limits = limits
-        self._cost = cost
-        self._clock = clock
-        self._awaited: dict[str, SavedEngine] = {}  # engines that no sidecar has brought again yet
-        self._then = 0.0
-        self._same_hashes = False
-        self._money: list[Spent] = []  # as it was taken last
+    _fleet: Fleet
+    _dispatch: Dispatch
+    _limits: LimitBook
+    _cost: CostModel
+    _clock: Callable[[], float]
+    _awaited: dict[str, SavedEngine] = {}  # engines that no sidecar has brought again yet
+    _then: float = 0.0
+    _same_hashes: bool = False
+    _money: list[Spent] = []  # as it was taken last
 
     def take(self, waiting: Iterable[Charge] = ()) -> bytes:
         """The state of now. `waiting`: charges of calls that the next decider will judge and charge anew."""

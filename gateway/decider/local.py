@@ -11,6 +11,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 
+import msgspec
+
 from gateway.core.admission import refusals
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.mode import Mode
@@ -37,27 +39,17 @@ async def _at_once(_: Callable[[], object], __: float) -> None:
     """Return at once, without sidecars to wait for."""
 
 
-class LocalDecider:
+class LocalDecider(msgspec.Struct, eq=False):
     """Decider in this process. `asked` waits until every engine was asked for its models."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        dispatch: Dispatch,
-        limits: LimitBook,
-        cost: CostModel,
-        asked: Asked,
-        clock: Callable[[], float],
-        rng: random.Random,
-    ) -> None:
-        self.fleet = fleet
-        self.dispatch = dispatch
-        self.limits = limits
-        self.cost = cost
-        self.asked = asked
-        self.reported: Asked = _at_once  # waits for sidecars' reports, where there are any
-        self.clock = clock
-        self.rng = rng
+    fleet: Fleet
+    dispatch: Dispatch
+    limits: LimitBook
+    cost: CostModel
+    asked: Asked
+    clock: Callable[[], float]
+    rng: random.Random
+    reported: Asked = _at_once  # waits for sidecars' reports, where there are any
 
     @property
     def up(self) -> bool:

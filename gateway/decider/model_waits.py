@@ -10,6 +10,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.sidecars.sidecar import Outlook
@@ -18,27 +20,20 @@ LOOK_AGAIN = 0.5  # seconds; calls that were set aside are looked at at least as
 MOVED = 0.25  # seconds that a prediction must move for calls that wait for the model to be looked at again
 
 
-class ModelWaits:
+class ModelWaits(msgspec.Struct, eq=False):
     """Waits of one Dispatch for models. `pump` looks at a model's queue.
 
     `wake` orders a model to be ready for so many seconds, even if no call waits. `woken` receives the class and the
     wait in seconds of each call that waited for a model.
     """
 
-    def __init__(
-        self,
-        control: AdmissionControl,
-        pump: Callable[[str], None],
-        wake: Callable[[str, float], None],
-        woken: Callable[[str, float], None],
-    ) -> None:
-        self._control = control
-        self._pump = pump
-        self.wake = wake
-        self.woken = woken
-        self.since: dict[Ticket, float] = {}  # when each call began to wait for its model
-        self._ready_at: dict[str, float] = {}  # model -> when it will be ready, as its calls were told
-        self.timers: dict[str, asyncio.Handle] = {}  # by model: its queue is looked at again
+    _control: AdmissionControl
+    _pump: Callable[[str], None]
+    wake: Callable[[str, float], None]
+    woken: Callable[[str, float], None]
+    since: dict[Ticket, float] = {}  # when each call began to wait for its model
+    _ready_at: dict[str, float] = {}  # model -> when it will be ready, as its calls were told
+    timers: dict[str, asyncio.Handle] = {}  # by model: its queue is looked at again
 
     def begin(self, ticket: Ticket, outlook: Outlook, now: float, *, front: bool) -> None:
         """A sidecar has the model made ready for the call."""

@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from gateway.core.call_counts import CallCounts
 from gateway.core.engines.fleet import Fleet
 from gateway.core.history import STEP, History
@@ -43,27 +45,18 @@ Trouble = tuple[str, Outcome]  # a tenant's calls that ended so
 Place = tuple[str, str]  # sidecar, profile
 
 
-class Observer:
+class Observer(msgspec.Struct, eq=False):
     """`totals` gives what has been counted of ended calls, `ended` the last of them."""
 
-    def __init__(
-        self,
-        history: History,
-        fleet: Fleet,
-        dispatch: Dispatch,
-        totals: Callable[[], CallCounts],
-        ended: EndedCalls,
-        clock: Callable[[], float],
-    ) -> None:
-        self.history = history
-        self.began: dict[Trouble, float] = {}  # Unix seconds
-        self.states: dict[Place, tuple[str, str, float]] = {}  # state, last error, since when (Unix seconds)
-        self._fleet = fleet
-        self._dispatch = dispatch
-        self._totals = totals
-        self._ended = ended
-        self._clock = clock
-        self._seen: dict[Trouble, tuple[int, float]] = {}  # calls that ended so, and when one was found last
+    history: History
+    _fleet: Fleet
+    _dispatch: Dispatch
+    _totals: Callable[[], CallCounts]
+    _ended: EndedCalls
+    _clock: Callable[[], float]
+    began: dict[Trouble, float] = {}  # Unix seconds
+    states: dict[Place, tuple[str, str, float]] = {}  # state, last error, since when (Unix seconds)
+    _seen: dict[Trouble, tuple[int, float]] = {}  # calls that ended so, and when one was found last
 
     async def run(self, count: Callable[[], Awaitable[None]]) -> None:
         """Look for as long as the gateway runs. `count` has other processes tell what they have counted."""

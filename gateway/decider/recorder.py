@@ -5,39 +5,28 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import msgspec
 from msgspec import UNSET
 
-from gateway.core.call_counts import CallCounts
 from gateway.core.policy.snapshot import Current
 from gateway.core.request.record import COPY, Record
 from gateway.decider.call_log import CallLog
 from gateway.decider.ended_calls import EndedCalls
-from gateway.decider.metrics.collector import Metrics
 
 
-class Recorder:
+class Recorder(msgspec.Struct, eq=False):
     """Recorder of ended calls. While `watched`, it reports each end to `ended`, for tasks that look after engines.
     `kept` holds the last records for the console."""
 
-    def __init__(
-        self,
-        current: Current,
-        counts: Metrics | CallCounts,
-        log: CallLog | None,
-        ended: Callable[[Record], None],
-        clock: Callable[[], float],
-        rng: random.Random,
-        kept: EndedCalls | None = None,
-    ) -> None:
-        self._current = current
-        self._count = counts.observe
-        self.log = log
-        self.watched = False
-        self.labels: dict[str, str] = {}  # of engines whose name for operators is not their id
-        self._ended = ended
-        self._clock = clock
-        self._rng = rng
-        self._kept = kept
+    _current: Current
+    _count: Callable[[Record], None]
+    log: CallLog | None
+    _ended: Callable[[Record], None]
+    _clock: Callable[[], float]
+    _rng: random.Random
+    _kept: EndedCalls | None = None
+    watched: bool = False
+    labels: dict[str, str] = {}  # of engines whose name for operators is not their id
 
     def name(self, id: str, label: str) -> None:
         """Write `label` for the engine `id` from now on."""

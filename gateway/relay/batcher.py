@@ -102,7 +102,7 @@ class _Batch:
         self.tokens -= member.piece.call.prompt_tokens
 
 
-class Batcher:
+class Batcher(msgspec.Struct, eq=False):
     """Merges calls as the policy says. `exchange` sends one call, admitted like any other, and gives its whole answer;
     it raises Refused. `bodies`: the budget that merged bodies are held in. `shrink` scales the windows of a model,
     0..1; 0: nothing is merged.
@@ -111,26 +111,17 @@ class Batcher:
     were sent once more by themselves. `tasks` are the requests under way for merged calls.
     """
 
-    def __init__(
-        self,
-        policy: Callable[[], Mapping[BatchedKind, Merge]],
-        exchange: Callable[[Call], Awaitable[Exchanged]],
-        clock: Callable[[], float],
-        bodies: BodyMemory,
-        shrink: Callable[[str], float] = lambda _: 1.0,
-        witness: BatchWitness | None = None,
-    ) -> None:
-        self._policy = policy
-        self._exchange = exchange
-        self._clock = clock
-        self._bodies = bodies
-        self._shrink = shrink
-        self._witness = witness
-        self._states: dict[Hashable, _KeyState] = {}  # the one used last is last
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.batches = dict.fromkeys(REASONS, 0)
-        self.merged = 0
-        self.again = 0
+    _policy: Callable[[], Mapping[BatchedKind, Merge]]
+    _exchange: Callable[[Call], Awaitable[Exchanged]]
+    _clock: Callable[[], float]
+    _bodies: BodyMemory
+    _shrink: Callable[[str], float] = lambda _: 1.0
+    _witness: BatchWitness | None = None
+    _states: dict[Hashable, _KeyState] = {}  # the one used last is last
+    tasks: set[asyncio.Task[None]] = set()
+    batches: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    merged: int = 0
+    again: int = 0
 
     def piece(self, call: Call) -> Piece | None:
         """The call as `answer` takes it; None: its kind is not merged, or it cannot be. It goes the usual way."""

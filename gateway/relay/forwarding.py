@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 
+import msgspec
 from msgspec import UNSET
 
 from gateway.core.admission.decider import Admission, Decider, Grant
@@ -30,16 +31,13 @@ NO_FIELDS: dict[bytes, bytes] = {}  # of a request that was sent
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 
 
-class Forwarding:
+class Forwarding(msgspec.Struct, eq=False):
     """The pipeline's exchange where the gateway itself carries the bytes."""
 
-    def __init__(
-        self, decider: Decider, attempts: Attempts, clock: Callable[[], float], tracing: Tracing | None = None
-    ) -> None:
-        self._tracing = tracing
-        self._decider = decider
-        self._attempts = attempts
-        self._clock = clock
+    _decider: Decider
+    _attempts: Attempts
+    _clock: Callable[[], float]
+    _tracing: Tracing | None = None
 
     async def exchange(
         self,

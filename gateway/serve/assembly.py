@@ -189,7 +189,7 @@ class Gateway:
         self.ended_calls = EndedCalls(routed=self.dispatch.routes.observe)
         self.recorder = Recorder(
             self.current,
-            self.metrics,
+            self.metrics.observe,
             log,
             lambda record: self.engines.call_ended(record.engine),
             self.clock,

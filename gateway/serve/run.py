@@ -276,7 +276,7 @@ async def _own_sidecar(
     try:
         if options.sidecar is not None:
             flags = ("--gateway", reachable(control), *log_format)
-            sidecar = SidecarProcess(options.sidecar, *flags, stop_within=SIDECAR_ENDS_WITHIN, say=say)
+            sidecar = SidecarProcess(options.sidecar, flags, SIDECAR_ENDS_WITHIN, say)
         elif options.demo:
             sidecar = stack.enter_context(embedded_sidecar(control, token, say, log_format))
         else:

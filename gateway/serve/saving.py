@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from gateway.core.checkpoint import CheckpointError
 from gateway.decider.checkpoint import Checkpoints
 from gateway.shared.lines import say
@@ -15,19 +17,16 @@ EVERY = 1.0  # seconds between two
 SHARE = 0.02  # of this process's time that they may take: a large one is taken less often
 
 
-class Saving:
+class Saving(msgspec.Struct, eq=False):
     """Saving of checkpoints. `take` makes one; `changes` counts what may have changed it (0: no change). `save` stores
     it for the next decider, and raises OSError if it cannot; the first failure is reported."""
 
-    def __init__(
-        self, take: Callable[[], bytes], changes: Callable[[], int], save: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        self._take = take
-        self._changes = changes
-        self._save = save
-        self._saved = 0  # changes that the last one has
-        self._failing = False  # since the last that was kept
-        self._task: asyncio.Task[None] | None = None
+    _take: Callable[[], bytes]
+    _changes: Callable[[], int]
+    _save: Callable[[bytes], Awaitable[None]]
+    _saved: int = 0  # changes that the last one has
+    _failing: bool = False  # since the last that was kept
+    _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Save from now on."""

@@ -31,25 +31,17 @@ IN_ORDER = 60.0  # seconds after which one that ends is started again as soon as
 COMMAND = (sys.executable, "-m", "sidecar.cli")
 
 
-class SidecarProcess:
+class SidecarProcess(msgspec.Struct, eq=False):
     """The child that runs the file `config`, with more `flags` and `environment`. `stop` gives it and its engines
     `stop_within` seconds to end. `say` takes a line for the operator whenever it has ended before."""
 
-    def __init__(
-        self,
-        config: Path,
-        *flags: str,
-        environment: Mapping[str, str] | None = None,
-        stop_within: float,
-        say: Callable[[str], None],
-    ) -> None:
-        self.config = config
-        self._say = say
-        self._keeping: asyncio.Task[None] | None = None
-        self._flags = flags
-        self._environment = environment or {}
-        self._stop_within = stop_within
-        self._child: asyncio.subprocess.Process | None = None
+    config: Path
+    _flags: Sequence[str]
+    _stop_within: float
+    _say: Callable[[str], None]
+    _environment: Mapping[str, str] = {}
+    _keeping: asyncio.Task[None] | None = None
+    _child: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Back when it listens; from then on it lives until `stop`. Raises RuntimeError where it does not come to that;
@@ -153,9 +145,8 @@ def embedded_sidecar(
         gateway = reachable(control)
         listen = f"127.0.0.1:{_free_port(urlsplit(gateway).port or 0)}"
         config.write_text(CONFIG.substitute(gateway=gateway, listen=listen, folder=folder))
-        environment = {SPEED_VARIABLE: speed}
         all_flags = ("--gpus-from", str(gpus), *flags)
-        yield SidecarProcess(config, *all_flags, environment=environment, stop_within=STOP_WITHIN, say=say)
+        yield SidecarProcess(config, all_flags, STOP_WITHIN, say, {SPEED_VARIABLE: speed})
 
 
 def _known(speed: float) -> bytes:

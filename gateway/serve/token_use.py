@@ -24,33 +24,23 @@ MONTHS_KEPT = 36  # likewise
 NOT_OPEN = "storage takes effect at a start: tokens are counted, and not kept over a restart, until the next"
 
 
-class TokenUse:
+class TokenUse(msgspec.Struct, eq=False):
     """The counts of one gateway's quotas and money. `storage`: None: there is none, or it is not open yet. `raised` is
     called when more money may be spent than before."""
 
-    def __init__(
-        self,
-        storage: Callable[[], Storage | None],
-        quotas: QuotaBook,
-        money: MoneyBook,
-        calendar: Calendar,
-        clock: Callable[[], float],
-        say: Callable[[str], None],
-        raised: Callable[[], None],
-    ) -> None:
-        self._storage = storage
-        self._quotas = quotas
-        self._money = money
-        self._raised = raised
-        self._calendar = calendar
-        self._clock = clock
-        self._say = say
-        self._kept: set[Used] = set()  # rows of now that are in the file
-        self._spent: set[Spent] = set()  # the same of money
-        self._windows: set[tuple[Span, int]] = set()  # windows that were written since the start
-        self._short = asyncio.Event()
-        self._said = ""
-        self._task: asyncio.Task[None] | None = None
+    _storage: Callable[[], Storage | None]
+    _quotas: QuotaBook
+    _money: MoneyBook
+    _calendar: Calendar
+    _clock: Callable[[], float]
+    _say: Callable[[str], None]
+    _raised: Callable[[], None]
+    _kept: set[Used] = set()  # rows of now that are in the file
+    _spent: set[Spent] = set()  # the same of money
+    _windows: set[tuple[Span, int]] = set()  # windows that were written since the start
+    _short: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _said: str = ""
+    _task: asyncio.Task[None] | None = None
 
     def set_calendar(self) -> None:
         """Set the calendar by the system's clock, which may be changed while the gateway runs."""

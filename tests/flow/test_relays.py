@@ -367,7 +367,7 @@ def test_a_relay_hears_that_an_engine_is_back_before_a_grant_names_it() -> None:
         def on_fleet(news: FleetNews) -> None:
             up.append(news.engines[0].up)
 
-        made.links[0]._on_fleet = on_fleet
+        made.links[0].on_fleet = on_fleet
         made.engine.down(Trouble("refused", "", made.gateway.clock()))
         await until(lambda: up == [False])
         made.engine.ready(made.gateway.clock())

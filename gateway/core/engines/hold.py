@@ -4,39 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from gateway.core.engines.engine import Engine
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False):
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
-    __slots__ = (
-        "awaited",
-        "class_name",
-        "engine",
-        "live",
-        "output",
-        "prefill",
-        "reading",
-        "taken_at",
-        "tells",
-        "tokens",
-    )
-
-    def __init__(
-        self, engine: Engine, tokens: int, prefill: int, taken_at: float, class_name: str, *, output: int, reading: int
-    ) -> None:
-        self.engine = engine
-        self.tokens = tokens
-        self.output = output  # of the tokens; the others are the prompt's
-        self.class_name = class_name
-        self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
-        self.reading = reading  # `PrefillQueue.reading` of the call when its hold was taken
-        self.taken_at = taken_at
-        self.awaited = True  # its first byte
-        self.tells = True  # its first byte tells that its prompt is read
-        self.live = True
+    engine: Engine
+    tokens: int
+    prefill: int  # prompt tokens the engine has yet to read for this call; 0 after the first byte
+    taken_at: float
+    class_name: str
+    output: int  # of the tokens; the others are the prompt's
+    reading: int  # `PrefillQueue.reading` of the call when its hold was taken
+    awaited: bool = True  # its first byte
+    tells: bool = True  # its first byte tells that its prompt is read
+    live: bool = True
 
     def first_byte(self, now: float, *, teach: bool) -> None:
         """Take the call from the prefill queue, because the engine has read its prompt. `teach`: the call is streamed,

@@ -41,7 +41,7 @@ class Spent(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     tokens: Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class Spending:
+class Spending(msgspec.Struct, eq=False):
     """Reservation of one attempt's highest cost. It ends once, by `end`: at the usage that was reported, else at what
     can have been used, else at the highest cost.
 
@@ -49,21 +49,16 @@ class Spending:
     estimated for one that was cut short. `unbilled`: the provider has refused the call, or never got it.
     """
 
-    __slots__ = ("_book", "_call", "_tariff", "_windows", "live", "payer", "reserved", "tokens", "unbilled", "usage")
-
-    def __init__(
-        self, book: MoneyBook, call: Call, payer: Payer, tariff: Tariff, windows: tuple[QuotaWindow, ...], reserved: int
-    ) -> None:
-        self._book = book
-        self._call = call
-        self.payer = payer
-        self._tariff = tariff
-        self._windows = windows
-        self.reserved = reserved
-        self.usage: tuple[int, int, int] | None = None
-        self.tokens: int | None = None
-        self.unbilled = False
-        self.live = True
+    _book: MoneyBook
+    _call: Call
+    payer: Payer
+    _tariff: Tariff
+    _windows: tuple[QuotaWindow, ...]
+    reserved: int
+    usage: tuple[int, int, int] | None = None
+    tokens: int | None = None
+    unbilled: bool = False
+    live: bool = True
 
     def reserve_in(self, windows: Iterable[QuotaWindow]) -> None:
         """Reserve the same amount in windows that a reload has added."""

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 
+import msgspec
+
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.policy import EngineEntry
 from gateway.decider.kubernetes.api import KubernetesApi, ServiceAccount, Unreachable
@@ -26,26 +28,19 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 15.0  # seconds before the server is asked again 
 AGAIN = 60.0  # seconds between two lines about one trouble
 
 
-class PodEngines:
+class PodEngines(msgspec.Struct, eq=False):
     """Engines that the API server tells of. `changed` is called after each change of `entries`.
 
     `account`: of the pod that this gateway runs in. Raises Unreachable outside of one.
     """
 
-    def __init__(
-        self,
-        changed: Callable[[], None],
-        say: Callable[[str], None],
-        rng: random.Random,
-        account: Callable[[], ServiceAccount] = lambda: ServiceAccount.of(os.environ),
-    ) -> None:
-        self.entries: dict[str, EngineEntry] = {}  # by engine id
-        self._changed = changed
-        self._say = say
-        self._rng = rng
-        self._account = account
-        self._name: str | None = None  # of the pool
-        self._watching: asyncio.Task[None] | None = None
+    _changed: Callable[[], None]
+    _say: Callable[[str], None]
+    _rng: random.Random
+    _account: Callable[[], ServiceAccount] = lambda: ServiceAccount.of(os.environ)
+    entries: dict[str, EngineEntry] = {}  # by engine id
+    _name: str | None = None  # of the pool
+    _watching: asyncio.Task[None] | None = None
 
     def apply(self, name: str | None) -> None:
         """Watch the pool of this name from now on; None: none. Raises Unreachable, and then nothing has changed."""

@@ -100,20 +100,13 @@ class LentCall:
             self.ended.set_result(report)
 
 
-class Lending:
+class Lending(msgspec.Struct, eq=False):
     """`upstream` returns the URL and the key of an engine, `current` is the policy of new calls."""
 
-    def __init__(
-        self,
-        decider: Decider,
-        upstream: Callable[[str], tuple[str, str | None]],
-        current: Current,
-        clock: Callable[[], float],
-    ) -> None:
-        self._decider = decider
-        self._upstream = upstream
-        self._current = current
-        self._clock = clock
+    _decider: Decider
+    _upstream: Callable[[str], tuple[str, str | None]]
+    _current: Current
+    _clock: Callable[[], float]
 
     async def exchange(
         self,

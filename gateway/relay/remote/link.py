@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
+
 from gateway.core.admission import refusals
 from gateway.core.cluster.fencing import FencingToken
 from gateway.frames import messages as frames
@@ -31,46 +33,37 @@ LATE = 0.25  # seconds after its deadline by which a call has its answer from a 
 Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
 
 
-class Link:
+class Link(msgspec.Struct, eq=False):
     """Link of one relay to its decider, at the unix socket of this path or by `connect`. `hello` identifies this relay.
     `on_policy`, `on_fleet` and `on_drain` receive the decider's news. `counts` returns the relay's totals; `say` takes
     lines for the operator. `clock` returns the loop's time."""
 
-    def __init__(
-        self,
-        connect: Connect | str,
-        hello: frames.Hello,
-        clock: Callable[[], float],
-        *,
-        on_policy: Callable[[frames.PolicyNews], None],
-        on_fleet: Callable[[frames.FleetNews], None],
-        on_drain: Callable[[frames.DrainOrder], None],
-        counts: Callable[[], frames.RelayCounts],
-        say: Callable[[str], None],
-    ) -> None:
-        self.calls: dict[int, AskedCall] = {}  # by number, hence in the order of their arrival
-        self.by_call: dict[int, AskedCall] = {}  # by the identity of the call, which its AskedCall keeps alive
-        self.clock = clock
-        self.policy: frames.PolicyNews | None = None
-        self.metered: frozenset[str] = frozenset()
-        self.models: dict[str, frames.ModelNews] = {}
-        self.up = False
-        self.ready = asyncio.Event()  # a policy and a fleet are known
-        self._connect = connect
-        self._hello = hello
-        self._token = FencingToken(hello.decider_epoch)
-        self._on_policy = on_policy
-        self._on_fleet = on_fleet
-        self._on_drain = on_drain
-        self._counts = counts
-        self._say = say
-        self._channel: Channel | None = None  # once it is welcome
-        self._opened: Channel | None = None
-        self._gone = asyncio.Event()
-        self._named = False  # this decider has named another, since it was told last
-        self._number = 0
-        self._said = ""  # the last line about the decider
-        self._task: asyncio.Task[None] | None = None
+    _connect: Connect | str
+    _hello: frames.Hello
+    clock: Callable[[], float]
+    on_policy: Callable[[frames.PolicyNews], None]
+    on_fleet: Callable[[frames.FleetNews], None]
+    on_drain: Callable[[frames.DrainOrder], None]
+    counts: Callable[[], frames.RelayCounts]
+    say: Callable[[str], None]
+    calls: dict[int, AskedCall] = {}  # by number, hence in the order of their arrival
+    by_call: dict[int, AskedCall] = {}  # by the identity of the call, which its AskedCall keeps alive
+    policy: frames.PolicyNews | None = None
+    metered: frozenset[str] = frozenset()
+    models: dict[str, frames.ModelNews] = {}
+    up: bool = False
+    ready: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # a policy and a fleet are known
+    _token: FencingToken = msgspec.field(default_factory=FencingToken)
+    _channel: Channel | None = None  # once it is welcome
+    _opened: Channel | None = None
+    _gone: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _named: bool = False  # this decider has named another, since it was told last
+    _number: int = 0
+    _said: str = ""  # the last line about the decider
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._token.raise_to(self._hello.decider_epoch)
 
     def start(self) -> None:
         """Keep a decider from now on."""
@@ -112,7 +105,7 @@ class Link:
         while self._named:
             while self._channel is None and self.clock() < until:  # noqa: ASYNC110 # once, at the end
                 await asyncio.sleep(RETRY / 5)
-            self.send(self._counts())
+            self.send(self.counts())
             more()
             channel, self._channel, self._named = self._channel, None, False
             if channel is not None and channel.end():
@@ -180,7 +173,7 @@ class Link:
     def _tell(self, line: str) -> None:
         if line != self._said:
             self._said = line
-            self._say(line)
+            self.say(line)
 
     def refuse_late(self) -> None:
         """Refuse the calls that have waited for a decider up to their deadline."""
@@ -199,16 +192,16 @@ class Link:
                 self._welcome(message)
             case frames.PolicyNews():
                 self.policy, self.metered = message, frozenset(message.metered)
-                self._on_policy(message)
+                self.on_policy(message)
             case frames.FleetNews():
                 self.models = {model.name: model for model in message.models}
                 self.up = message.up
-                self._on_fleet(message)
+                self.on_fleet(message)
                 self.ready.set()
             case frames.CountsAsk():
-                self.send(self._counts())
+                self.send(self.counts())
             case frames.DrainOrder():
-                self._on_drain(message)
+                self.on_drain(message)
                 if message.decider:
                     self._leave(message.decider)
             case _:
@@ -240,7 +233,7 @@ class Link:
             if question is not None:
                 channel.send(question)
         channel.send(frames.AllHeld(self._number, list(self.calls)))
-        channel.send(self._counts())
+        channel.send(self.counts())
 
 
 def _this(channel: Channel) -> Channel:

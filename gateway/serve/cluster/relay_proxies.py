@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.session import RelaySession
 from gateway.decider.relays.totals import RelayTotals, lives
@@ -105,24 +107,17 @@ class RelayProxy:
         self._relays.left(self)
 
 
-class RelayProxies:
+class RelayProxies(msgspec.Struct, eq=False):
     """All relays of this machine. `arrived` gets each that has said hello, and passes it on."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        arrived: Callable[[RelayProxy], None],
-        reached: Callable[[], None],
-        unreached: Callable[[str], None],
-    ) -> None:
-        self.clock = clock
-        self.reached = reached
-        self.unreached = unreached
-        self.all: dict[RelayProxy, None] = {}  # by age: the order of a set is by address
-        self.totals = RelayTotals(lives)
-        self.pids: dict[int, int] = {}
-        self._arrived = arrived
-        self._within: float | None = None  # they drain
+    clock: Callable[[], float]
+    _arrived: Callable[[RelayProxy], None]
+    reached: Callable[[], None]
+    unreached: Callable[[str], None]
+    all: dict[RelayProxy, None] = {}  # by age: the order of a set is by address
+    totals: RelayTotals = msgspec.field(default_factory=lambda: RelayTotals(lives))
+    pids: dict[int, int] = {}
+    _within: float | None = None  # they drain
 
     def channel(self) -> Channel:
         """The protocol of a connection that a relay has opened."""

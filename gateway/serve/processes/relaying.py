@@ -129,7 +129,9 @@ class RelaySide:
         self.bodies = BodyMemory(current.policy.body.memory)
         self._counts = CallCounts(self._known)
         self._ended, self._ended_told = EndedCalls(frames.MOST_RECORDS), 0
-        self._recorder = Recorder(current, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
+        self._recorder = Recorder(
+            current, self._counts.observe, log, lambda _: None, self._clock, self._rng, self._ended
+        )
         self.batches: BatchDoor | None = None  # where they are offered
         self._drain_within: float | None = None
         self._gently = False
