@@ -16,27 +16,8 @@ from gateway.batches import tables
 from gateway.batches.site import BatchSite, is_full
 from gateway.batches.upload_sink import UploadSink
 from gateway.batches.worker import BatchWorker
+from gateway.core.batches import requests
 from gateway.core.batches.objects import WINDOW_SECONDS, BatchObject, FileObject, page_of
-from gateway.core.batches.requests import (
-    BATCH,
-    BATCHES,
-    BATCHES_ROUTE,
-    CANCEL,
-    CONTENT,
-    FILE,
-    FILES,
-    MOST_BATCHES,
-    MOST_BODY,
-    MOST_FILE,
-    MOST_LISTED,
-    MOST_UNFINISHED,
-    check_fields,
-    new_batch,
-    no_batch,
-    no_file,
-    page_asked,
-    stored_route,
-)
 from gateway.core.batches.states import ALL
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.routes import Route
@@ -99,14 +80,14 @@ class BatchDoor:
     # -- the pipeline's ---------------------------------------------------------------------------------------------
 
     def route_of(self, path: bytes) -> Route | None:
-        found = stored_route(path)
+        found = requests.stored_route(path)
         return None if found is None else found[0]
 
     def head(self, request: Request, account: Account) -> None:
-        if self.route_of(request.path) is not FILES or request.method != b"POST":
-            request.limit = MOST_BODY
+        if self.route_of(request.path) is not requests.FILES or request.method != b"POST":
+            request.limit = requests.MOST_BODY
             return
-        tenant, largest = account.name, min(self._site.policy.per_tenant, MOST_FILE)
+        tenant, largest = account.name, min(self._site.policy.per_tenant, requests.MOST_FILE)
         request.limit = largest + FORM
         if request.length > request.limit:
             return  # the connection refuses it
@@ -131,7 +112,7 @@ class BatchDoor:
     # -- answers --------------------------------------------------------------------------------------------------
 
     async def answer(self, request: Request, responder: Responder, account: Account) -> None:
-        found = stored_route(request.path)
+        found = requests.stored_route(request.path)
         assert found is not None  # noqa: S101 # the pipeline has asked
         try:
             body = await self._body_of(*found, request, responder, account)
@@ -147,20 +128,20 @@ class BatchDoor:
     async def _body_of(self, route: Route, id: str, request: Request, responder: Responder, account: Account) -> bytes:
         """The body of a good answer. Raises Refused."""
         tenant, post = account.name, request.method == b"POST"
-        if route is FILES:
+        if route is requests.FILES:
             return await (self._keep(request, tenant) if post else self._files(request, tenant))
-        if route is FILE:
+        if route is requests.FILE:
             return await (self._delete(id, tenant) if request.method == b"DELETE" else self._file(id, tenant))
-        if route is CONTENT:
+        if route is requests.CONTENT:
             await self._content(id, tenant, responder)
             return b""
-        if route is BATCHES_ROUTE:
+        if route is requests.BATCHES_ROUTE:
             if post:
                 self._check_class(account)
             return await (self._create(request, tenant) if post else self._batches(request, tenant))
-        if route is CANCEL:
+        if route is requests.CANCEL:
             return await self._cancel(id, tenant)
-        assert route is BATCH  # noqa: S101 # there are no others
+        assert route is requests.BATCH  # noqa: S101 # there are no others
         return _encode(await self._batch(id, tenant))
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -174,7 +155,7 @@ class BatchDoor:
             filename=sink.form.filename or "upload", purpose="batch",
         )  # fmt: skip
         try:
-            check_fields(sink.form.fields)
+            requests.check_fields(sink.form.fields)
             await site.storage.run(tables.add_upload, tenant=tenant, file=file, most=site.policy.per_tenant)
         except (Refused, StorageError):
             await in_thread(site.folder.delete, sink.id)
@@ -184,7 +165,7 @@ class BatchDoor:
         return _encode(file)
 
     async def _files(self, request: Request, tenant: str) -> bytes:
-        page = page_asked(request.query, MOST_LISTED, MOST_LISTED)
+        page = requests.page_asked(request.query, requests.MOST_LISTED, requests.MOST_LISTED)
         found = await self._site.storage.run(tables.files_of, tenant=tenant, page=page)
         return page_of(found[: page.limit], len(found) > page.limit)
 
@@ -194,7 +175,7 @@ class BatchDoor:
     async def _known(self, id: str, tenant: str) -> FileObject:
         file = await self._site.storage.run(tables.file_of, tenant=tenant, id=id)
         if file is None:
-            raise no_file(id)
+            raise requests.no_file(id)
         return file
 
     async def _delete(self, id: str, tenant: str) -> bytes:
@@ -226,7 +207,7 @@ class BatchDoor:
             except FileNotFoundError:
                 if responder.started:
                     raise Refused(Outcome.TRUNCATED, "The file was deleted meanwhile.") from None
-                raise no_file(id) from None
+                raise requests.no_file(id) from None
             if not responder.started and not responder.closed:
                 responder.start(200, b"content-type: application/octet-stream\r\n", file.bytes)
                 responder.flow(going.clear, going.set)
@@ -249,7 +230,7 @@ class BatchDoor:
 
     async def _create(self, request: Request, tenant: str) -> bytes:
         site = self._site
-        asked = new_batch(request.fields.get(b"content-type", b""), request.body)
+        asked = requests.new_batch(request.fields.get(b"content-type", b""), request.body)
         file = await self._known(asked.input_file_id, tenant)
         if file.purpose != "batch":
             message = f"{file.id} is a batch's own file: upload one with the purpose batch"
@@ -260,21 +241,23 @@ class BatchDoor:
             created_at=now, expires_at=now + WINDOW_SECONDS, metadata=asked.metadata,
         )  # fmt: skip
         keep_until, most_bytes = now + WINDOW_SECONDS + int(site.policy.keep), site.policy.per_tenant
-        if not await site.storage.run(tables.add_batch, tenant, batch, keep_until, MOST_UNFINISHED, most_bytes):
-            message = f"you have {MOST_UNFINISHED} batches that are not over, as many as one tenant may."
+        if not await site.storage.run(
+            tables.add_batch, tenant, batch, keep_until, requests.MOST_UNFINISHED, most_bytes
+        ):
+            message = f"you have {requests.MOST_UNFINISHED} batches that are not over, as many as one tenant may."
             raise Refused(Outcome.RATE_LIMITED, message, retry_after=60.0)
         self._worker.look()
         return _encode(batch)
 
     async def _batches(self, request: Request, tenant: str) -> bytes:
-        page = page_asked(request.query, MOST_BATCHES, BATCHES)
+        page = requests.page_asked(request.query, requests.MOST_BATCHES, requests.BATCHES)
         found = await self._site.storage.run(tables.batches_of, tenant=tenant, page=page)
         return page_of(found[: page.limit], len(found) > page.limit)
 
     async def _batch(self, id: str, tenant: str) -> BatchObject:
         batch = await self._site.storage.run(tables.batch_of, tenant=tenant, id=id)
         if batch is None:
-            raise no_batch(id)
+            raise requests.no_batch(id)
         return batch
 
     async def _cancel(self, id: str, tenant: str) -> bytes:

@@ -21,15 +21,7 @@ from gateway.batches import tables
 from gateway.batches.line_call import TOO_LONG, LineAnswer
 from gateway.batches.site import BatchSite
 from gateway.batches.tables import Sizes, StoredBatch
-from gateway.core.batches.results import (
-    LineError,
-    around,
-    is_json,
-    no_json,
-    on_one_line,
-    too_long,
-    unanswered_line,
-)
+from gateway.core.batches import results
 from gateway.shared.threads import in_thread, to_its_end
 
 GATHER = 0.05  # seconds
@@ -91,9 +83,9 @@ class ResultsFiles:
                 await asyncio.gather(waiting[1], return_exceptions=True)
             raise
 
-    async def unanswered(self, lines: list[tuple[str, str]], error: LineError) -> None:
+    async def unanswered(self, lines: list[tuple[str, str]], error: results.LineError) -> None:
         """Append lines, by id and custom_id, that have no answer: they count once the batch is over."""
-        text = b"".join([unanswered_line(id, custom_id, error) for id, custom_id in lines])
+        text = b"".join([results.unanswered_line(id, custom_id, error) for id, custom_id in lines])
         await to_its_end(self._both[1].write, text)
         self._site.kept[self._tenant] = self._site.kept.get(self._tenant, 0) + len(text)
 
@@ -149,11 +141,11 @@ class ResultsFiles:
             file = output if is_good else errors
             (good if is_good else bad).add(result.number)
             if error is not None:
-                file.write(unanswered_line(result.id, result.custom_id, error))
+                file.write(results.unanswered_line(result.id, result.custom_id, error))
                 continue
-            before, behind = around(result.id, result.custom_id, result.answer.status, result.id)
+            before, behind = results.around(result.id, result.custom_id, result.answer.status, result.id)
             file.write(before)
-            file.writelines(map(on_one_line, _pieces(result.answer)))
+            file.writelines(map(results.on_one_line, _pieces(result.answer)))
             file.write(behind)
         for file, some in ((output, good), (errors, bad)):
             if some:
@@ -171,24 +163,24 @@ def _pieces(answer: LineAnswer) -> Iterator[bytes]:
         yield piece
 
 
-def _error_of(answer: LineAnswer) -> LineError | None:
+def _error_of(answer: LineAnswer) -> results.LineError | None:
     """The reason why an answer cannot stand in a line."""
     if answer is TOO_LONG:
-        return too_long()
+        return results.too_long()
     utf_8 = codecs.getincrementaldecoder("utf-8")()
     try:
         for piece in _pieces(answer):
             utf_8.decode(piece)
         utf_8.decode(b"", final=True)
     except UnicodeDecodeError:
-        return no_json(answer.status)
-    return None if _is_json(answer) else no_json(answer.status)
+        return results.no_json(answer.status)
+    return None if _is_json(answer) else results.no_json(answer.status)
 
 
 def _is_json(answer: LineAnswer) -> bool:
     """Judged in place: a large one is never copied into memory."""
     if answer.spilled is None:
-        return is_json(answer.body)
+        return results.is_json(answer.body)
     answer.spilled.flush()
     with mmap.mmap(answer.spilled.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-        return is_json(view)
+        return results.is_json(view)

@@ -17,9 +17,9 @@ from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.choice import SCAN_AT_MOST
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.policy.policy import Policy, Routing, TrafficClass
+from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.snapshot import Current, Snapshot
-from gateway.core.policy.traffic import ModeRule, Modes, Threshold
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold, TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused

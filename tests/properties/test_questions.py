@@ -17,7 +17,7 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import any_idle, choose, foreseen_ttft, least_ttft, predicted_ttft, usable_of
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.core.policy.traffic import (
     Breaker,
@@ -25,10 +25,11 @@ from gateway.core.policy.traffic import (
     Limits,
     ModeRule,
     Modes,
-    Rate,
     RateLimit,
     Threshold,
+    TrafficClass,
 )
+from gateway.core.policy.types import Rate
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.decider.dispatch import Dispatch

@@ -16,13 +16,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from gateway.shared.vllm.kv_events import (
-    BlockRemoved,
-    BlockStored,
-    EventsError,
-    Hash,
-    events_from,
-)
+from gateway.shared.vllm.kv_events import BlockRemoved, BlockStored, EventsError, Hash, events_from
 
 LATEST = 16  # evictions that must agree: a connector may drop blocks out of turn, a shared block may have two copies
 BLOCKS_TRACKED = 131_072  # per engine, about 100 bytes each; beyond it a sample of them, which tells the same

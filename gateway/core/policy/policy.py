@@ -14,44 +14,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.core.money.tariff import HourlyPrice
+from gateway.core.policy import traffic, types
 from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.providers import Provider
 from gateway.core.policy.routes import ModelRoute
-from gateway.core.policy.traffic import (
-    BatchedKind,
-    Breaker,
-    Limits,
-    Modes,
-    ShapingTier,
-    Tenant,
-    TrafficClass,
-    default_classes,
-)
-from gateway.core.policy.types import (
-    Block,
-    Bounds,
-    Buffer,
-    ClassName,
-    EngineUrl,
-    EventsUrl,
-    FileName,
-    HostName,
-    KeyFile,
-    ModelName,
-    Moment,
-    Name,
-    Network,
-    ObjectName,
-    Part,
-    Positive,
-    SaltFile,
-    TenantName,
-    TokenFile,
-    WebOrigin,
-    WebPage,
-)
 from gateway.shared.files.units import SAMPLE, Bytes, Count, Seconds, Share
 from gateway.shared.protocol import Role
 
@@ -70,9 +38,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     `max_concurrency`: Calls on one engine at once, until the gateway has learned a better limit from its metrics.
     """
 
-    kv_target: Annotated[Share, Bounds(ge=0.05, le=1)] = 0.80
-    capacity: Positive = 100_000
-    max_concurrency: Positive = 256
+    kv_target: Annotated[Share, types.Bounds(ge=0.05, le=1)] = 0.80
+    capacity: types.Positive = 100_000
+    max_concurrency: types.Positive = 256
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +58,11 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     `cache_secret_file`: File with the secret of tenants' cache salts alone in it; null: a new secret at each start.
     """
 
-    slow_start: Annotated[Seconds, Bounds(ge=0, le=3600)] = 30.0
-    hold_unserved: Annotated[Seconds, Bounds(ge=0, le=3600)] = 60.0
-    gateways: Annotated[Count, Bounds(ge=1, le=1000)] = 1
+    slow_start: Annotated[Seconds, types.Bounds(ge=0, le=3600)] = 30.0
+    hold_unserved: Annotated[Seconds, types.Bounds(ge=0, le=3600)] = 60.0
+    gateways: Annotated[Count, types.Bounds(ge=1, le=1000)] = 1
     cache_isolation: Literal["tenant", "none"] = "tenant"
-    cache_secret_file: SaltFile | None = None
+    cache_secret_file: types.SaltFile | None = None
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,11 +75,11 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     `drain`: Time after SIGTERM, and after drain_grace, for answers in flight to finish.
     """
 
-    first_byte: Moment = 60.0
-    stall: Moment = 60.0
-    keep_alive: Moment = 75.0
-    drain_grace: Annotated[Seconds, Bounds(ge=0, le=3600)] = 0.0
-    drain: Moment = 60.0
+    first_byte: types.Moment = 60.0
+    stall: types.Moment = 60.0
+    keep_alive: types.Moment = 75.0
+    drain_grace: Annotated[Seconds, types.Bounds(ge=0, le=3600)] = 0.0
+    drain: types.Moment = 60.0
 
 
 class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +96,11 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     One tenant, or one address among clients without a key, may use half of it.
     """
 
-    max: Buffer = 2 * 1024**2
-    max_media: Buffer = 16 * 1024**2
-    max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
-    media: Literal["data_urls_only", "any", "none"] | tuple[HostName, ...] = "data_urls_only"
-    memory: Annotated[Bytes, Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
+    max: types.Buffer = 2 * 1024**2
+    max_media: types.Buffer = 16 * 1024**2
+    max_n: Annotated[Count, types.Bounds(ge=1, le=1024)] = 8
+    media: Literal["data_urls_only", "any", "none"] | tuple[types.HostName, ...] = "data_urls_only"
+    memory: Annotated[Bytes, types.Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,14 +120,14 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     no prompt for others; both.
     """
 
-    url: EngineUrl
-    name: Name | None = None
-    models: tuple[ModelName, ...] = ()
-    api_key_file: KeyFile | None = None
-    max_concurrency: Positive | None = None
+    url: types.EngineUrl
+    name: types.Name | None = None
+    models: tuple[types.ModelName, ...] = ()
+    api_key_file: types.KeyFile | None = None
+    max_concurrency: types.Positive | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    kv_events: EventsUrl | None = None
-    transfer: Name | None = None
+    kv_events: types.EventsUrl | None = None
+    transfer: types.Name | None = None
     role: Role = "both"
 
 
@@ -170,8 +138,8 @@ class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):
     `name`: Name in all sidecars' certificates; null: each one's address.
     """
 
-    ca_file: FileName | None = None
-    name: HostName | None = None
+    ca_file: types.FileName | None = None
+    name: types.HostName | None = None
 
 
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,11 +155,11 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     sidecar's other profile of the model is woken; null: never. The wait must be too long for 1.5 times as long.
     """
 
-    token_file: TokenFile | None = None
-    order_token_file: TokenFile | None = None
+    token_file: types.TokenFile | None = None
+    order_token_file: types.TokenFile | None = None
     tls: SidecarTls | None = None
-    allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
-    copies: Annotated[Seconds, Bounds(ge=0, le=3600)] | None = 2.0
+    allow: tuple[types.Block, ...] = ("127.0.0.0/8", "::1")
+    copies: Annotated[Seconds, types.Bounds(ge=0, le=3600)] | None = 2.0
 
 
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,11 +173,11 @@ class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     too, on each of its target ports; null: none.
     """
 
-    poll: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 0.5
-    health: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 2.0
+    poll: Annotated[Seconds, types.Bounds(ge=0.02, le=60)] = 0.5
+    health: Annotated[Seconds, types.Bounds(ge=0.02, le=60)] = 2.0
     engines: tuple[EngineEntry, ...] = ()
     sidecars: SidecarsPolicy | None = None
-    inference_pool: ObjectName | None = None
+    inference_pool: types.ObjectName | None = None
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,9 +190,9 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     later refusal is an error event. null: only for calls with x-weir-progress.
     """
 
-    max_connections: Positive = 10_000
-    hosts: tuple[HostName, ...] = ()
-    progress: Annotated[Seconds, Bounds(ge=1, le=300)] | None = None
+    max_connections: types.Positive = 10_000
+    hosts: tuple[types.HostName, ...] = ()
+    progress: Annotated[Seconds, types.Bounds(ge=1, le=300)] | None = None
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,14 +204,14 @@ class Logging(msgspec.Struct, frozen=True, kw_only=True):
     `prompts`: Whether the line has the request's body, which users wrote.
     """
 
-    calls: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 1.0
-    traces: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 0.01
+    calls: Annotated[float, SAMPLE, types.Bounds(ge=0, le=1)] = 1.0
+    traces: Annotated[float, SAMPLE, types.Bounds(ge=0, le=1)] = 0.01
     prompts: bool = False
 
 
-def default_tenants() -> Mapping[str, Tenant]:
+def default_tenants() -> Mapping[str, traffic.Tenant]:
     """The one tenant `anonymous`: no call needs a key."""
-    return {"anonymous": Tenant()}
+    return {"anonymous": traffic.Tenant()}
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,37 +257,37 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: Literal[1] = 1
-    classes: Mapping[Name, TrafficClass] = msgspec.field(default_factory=default_classes)
-    service_tiers: Mapping[Name, ClassName] = msgspec.field(default_factory=default_service_tiers)
-    tenants: Mapping[TenantName, Tenant] = msgspec.field(default_factory=default_tenants)
-    keys_file: FileName | None = None
+    classes: Mapping[types.Name, traffic.TrafficClass] = msgspec.field(default_factory=traffic.default_classes)
+    service_tiers: Mapping[types.Name, types.ClassName] = msgspec.field(default_factory=default_service_tiers)
+    tenants: Mapping[types.TenantName, traffic.Tenant] = msgspec.field(default_factory=default_tenants)
+    keys_file: types.FileName | None = None
     auth: AuthPolicy | None = None
-    trusted_proxies: tuple[Network, ...] = ()
-    limits: Limits = Limits()
+    trusted_proxies: tuple[types.Network, ...] = ()
+    limits: traffic.Limits = traffic.Limits()
     budget: Budget = Budget()
-    shaping: tuple[ShapingTier, ...] = (
-        ShapingTier(kv_above=0.85, max_tokens=1024),
-        ShapingTier(kv_above=0.92, max_tokens=256),
+    shaping: tuple[traffic.ShapingTier, ...] = (
+        traffic.ShapingTier(kv_above=0.85, max_tokens=1024),
+        traffic.ShapingTier(kv_above=0.92, max_tokens=256),
     )
-    lengths: Literal["by_model"] | Part = "by_model"
+    lengths: Literal["by_model"] | types.Part = "by_model"
     deadlines: Literal["refuse", "drop", "run"] = "refuse"
     routing: Routing = Routing()
-    retries: Part = 0.20
-    hedging: Literal["p90", "p95", "p99"] | Moment | None = None
-    breaker: Breaker = Breaker()
-    modes: Modes = Modes()
-    batching: Mapping[BatchedKind, Annotated[Seconds, Bounds(ge=0, le=1)]] = {}
-    scaling: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.83
+    retries: types.Part = 0.20
+    hedging: Literal["p90", "p95", "p99"] | types.Moment | None = None
+    breaker: traffic.Breaker = traffic.Breaker()
+    modes: traffic.Modes = traffic.Modes()
+    batching: Mapping[traffic.BatchedKind, Annotated[Seconds, types.Bounds(ge=0, le=1)]] = {}
+    scaling: Annotated[Share, types.Bounds(ge=0.1, le=1)] = 0.83
     timeouts: Timeouts = Timeouts()
     body: BodyPolicy = BodyPolicy()
     fleet: FleetPolicy = FleetPolicy()
     server: ServerPolicy = ServerPolicy()
-    cors: tuple[WebOrigin, ...] = ()
+    cors: tuple[types.WebOrigin, ...] = ()
     logging: Logging = Logging()
-    console: WebPage | None = None
-    models: Mapping[ModelName, ModelRoute] = {}
-    providers: Mapping[Name, Provider] = {}
+    console: types.WebPage | None = None
+    models: Mapping[types.ModelName, ModelRoute] = {}
+    providers: Mapping[types.Name, Provider] = {}
     engines_price: HourlyPrice | None = None
     cluster: ClusterPolicy | None = None
-    storage: FileName | None = None
+    storage: types.FileName | None = None
     batches: BatchesPolicy | None = None

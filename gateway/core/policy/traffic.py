@@ -11,23 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.policy.types import (
-    Above,
-    Bounds,
-    ClassName,
-    EngineModel,
-    Json,
-    JsonName,
-    KeyHash,
-    Moment,
-    Part,
-    Positive,
-    Rate,
-    RouteKind,
-    Times,
-    Tokens,
-    Weight,
-)
+from gateway.core.policy import types
 from gateway.shared.files.units import Count, Seconds, Share
 
 
@@ -39,9 +23,9 @@ class When(msgspec.Struct, frozen=True, kw_only=True):
     `models`: The call is for one of these models.
     """
 
-    prompt_tokens: Above | None = None
-    routes: tuple[RouteKind, ...] = ()
-    models: tuple[EngineModel, ...] = ()
+    prompt_tokens: types.Above | None = None
+    routes: tuple[types.RouteKind, ...] = ()
+    models: tuple[types.EngineModel, ...] = ()
 
 
 class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,15 +47,15 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
     `when`: Condition under which calls that name no class belong to this one.
     """
 
-    weight: Weight = 1.0
+    weight: types.Weight = 1.0
     strict: bool = False
-    ttft: Moment | None = None
-    tpot: Moment | None = None
-    deadline: Moment = 300.0
-    max_queue: Annotated[Count, Bounds(ge=0, le=1_000_000)] = 512
-    max_concurrency: Positive | None = None
-    reserve: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
-    headroom: Annotated[Share, Bounds(ge=0, le=0.9)] = 0.0
+    ttft: types.Moment | None = None
+    tpot: types.Moment | None = None
+    deadline: types.Moment = 300.0
+    max_queue: Annotated[Count, types.Bounds(ge=0, le=1_000_000)] = 512
+    max_concurrency: types.Positive | None = None
+    reserve: Annotated[Share, types.Bounds(ge=0, le=0.9)] = 0.0
+    headroom: Annotated[Share, types.Bounds(ge=0, le=0.9)] = 0.0
     when: When | None = None
 
 
@@ -94,8 +78,8 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     shorthand: ClassVar[str] = "rate"
 
-    rate: Rate
-    burst: Positive | None = None
+    rate: types.Rate
+    burst: types.Positive | None = None
 
 
 Quantity = RateLimit | Literal["unlimited"] | None  # None: the default of its level
@@ -121,8 +105,8 @@ class TokenQuota(msgspec.Struct, frozen=True, kw_only=True):
     `month`: The same, a calendar month.
     """
 
-    day: Tokens | Literal["unlimited"] | None = None
-    month: Tokens | Literal["unlimited"] | None = None
+    day: types.Tokens | Literal["unlimited"] | None = None
+    month: types.Tokens | Literal["unlimited"] | None = None
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +122,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     requests: Quantity = None
     tokens: Quantity = None
     quota: TokenQuota = TokenQuota()
-    classes: Mapping[ClassName, Limit] = {}
-    models: Mapping[EngineModel, Limit] = {}
+    classes: Mapping[types.ClassName, Limit] = {}
+    models: Mapping[types.EngineModel, Limit] = {}
 
 
 AnyLimit = Limit | TenantLimits
@@ -160,8 +144,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     global_: Limit = msgspec.field(default=Limit(), name="global")
     per_tenant: Limit = Limit()
     quota: TokenQuota = TokenQuota()
-    classes: Mapping[ClassName, Limit] = {}
-    models: Mapping[EngineModel, Limit] = {}
+    classes: Mapping[types.ClassName, Limit] = {}
+    models: Mapping[types.EngineModel, Limit] = {}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +156,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     {request_id}.
     """
 
-    status: Annotated[Count, Bounds(ge=400, le=599)] = 429
-    body: Mapping[JsonName, Json]
+    status: Annotated[Count, types.Bounds(ge=400, le=599)] = 429
+    body: Mapping[types.JsonName, types.Json]
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,12 +171,12 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     `refusal`: Its own answer to calls over its limits; null: OpenAI's error object.
     """
 
-    class_: ClassName | None = msgspec.field(default=None, name="class")
-    best_class: ClassName | None = None
-    weight: Weight = 1.0
+    class_: types.ClassName | None = msgspec.field(default=None, name="class")
+    best_class: types.ClassName | None = None
+    weight: types.Weight = 1.0
     limits: TenantLimits = TenantLimits()
-    models: tuple[EngineModel, ...] = ()
-    keys: tuple[KeyHash, ...] = ()
+    models: tuple[types.EngineModel, ...] = ()
+    keys: tuple[types.KeyHash, ...] = ()
     refusal: Refusal | None = None
 
 
@@ -204,9 +188,9 @@ class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
     `except`: Classes that are not capped; null: the most important one.
     """
 
-    kv_above: Annotated[Share, Bounds(ge=0.05, le=1)]
-    max_tokens: Positive
-    except_: tuple[ClassName, ...] | None = msgspec.field(default=None, name="except")
+    kv_above: Annotated[Share, types.Bounds(ge=0.05, le=1)]
+    max_tokens: types.Positive
+    except_: tuple[types.ClassName, ...] | None = msgspec.field(default=None, name="except")
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,8 +201,8 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     good calls, one after another, close it.
     """
 
-    failures: Positive = 5
-    open_for: Moment = 5.0
+    failures: types.Positive = 5
+    open_for: types.Moment = 5.0
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,10 +214,10 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     `errors`: Share of calls that failed through the engines' fault.
     """
 
-    kv: Part | None = None
-    waiting: Annotated[Count, Bounds(ge=0, le=100_000)] | None = None
-    ttft: Times | None = None
-    errors: Part | None = None
+    kv: types.Part | None = None
+    waiting: Annotated[Count, types.Bounds(ge=0, le=100_000)] | None = None
+    ttft: types.Times | None = None
+    errors: types.Part | None = None
 
 
 class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,8 +231,8 @@ class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
 
     enter: Threshold
     leave: Threshold
-    dwell: Annotated[Seconds, Bounds(ge=0, le=3600)] = 10.0
-    refuse: tuple[ClassName, ...] | Literal["least_important", "all_but_most_important"] = ()
+    dwell: Annotated[Seconds, types.Bounds(ge=0, le=3600)] = 10.0
+    refuse: tuple[types.ClassName, ...] | Literal["least_important", "all_but_most_important"] = ()
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):

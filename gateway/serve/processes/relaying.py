@@ -31,20 +31,10 @@ from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Connect, Link
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
+from gateway.serve import starting
 from gateway.serve.assembly import relay_counts, server_settings
 from gateway.serve.fleet_engines import client_settings
 from gateway.serve.processes.place import READY, Beats, Place
-from gateway.serve.starting import (
-    Options,
-    ProcessSignals,
-    call_log,
-    certificate_of,
-    freeze,
-    issuer_of,
-    lost_lines,
-    shared_out,
-    span_export,
-)
 from gateway.serve.stored import batches_beside
 from gateway.shared.lines import LineWriter, say
 from gateway.shared.watched_file import WatchedFile
@@ -59,26 +49,26 @@ if TYPE_CHECKING:
 COUNT_EVERY = 1.0  # seconds
 
 
-async def relay(options: Options, policy: Policy, open_files: int, errors: LineWriter, place: Place) -> None:
+async def relay(options: starting.Options, policy: Policy, open_files: int, errors: LineWriter, place: Place) -> None:
     """The whole life of a relay. `policy`: of the gateway's start. Raises StartError."""
     async with AsyncExitStack() as stack:
-        signals = ProcessSignals(asyncio.get_running_loop(), child=True)
+        signals = starting.ProcessSignals(asyncio.get_running_loop(), child=True)
         stack.callback(signals.close)
         beats = Beats(place.beats, signals.end)
-        log = call_log(options, errors)
+        log = starting.call_log(options, errors)
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
-        most, _ = shared_out(open_files)
-        spans = span_export(options.traces, stack)
-        side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log), spans=spans)
+        most, _ = starting.shared_out(open_files)
+        spans = starting.span_export(options.traces, stack)
+        side = RelaySide(place, most, log, parser, partial(starting.lost_lines, errors, log), spans=spans)
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
         side.batches = await stack.enter_async_context(side.offered(options.policy, policy))
-        secure, context = certificate_of("--tls-", options.certificate, stack, side.server.go_by)
+        secure, context = starting.certificate_of("--tls-", options.certificate, stack, side.server.go_by)
         signals.on_hangup(partial(_look, secure, log))
         for listening in place.data:
             await side.server.listen(listening, ssl=context, owner=False)
-        freeze()
+        starting.freeze()
         beats.tell(READY)
         await side.until_drained(signals)
 
@@ -173,7 +163,7 @@ class RelaySide:
         """Files and batches, as a policy offers them, once there is a pipeline."""
         return batches_beside(file, policy, self.pipeline, self.bodies, self._say)
 
-    async def until_drained(self, signals: ProcessSignals) -> None:
+    async def until_drained(self, signals: starting.ProcessSignals) -> None:
         """Wait until the decider or a signal orders the end, then until the calls under way have ended."""
         order = asyncio.ensure_future(self._drain_order.wait())
         first = asyncio.ensure_future(signals.first.wait())
@@ -213,7 +203,7 @@ class RelaySide:
 
     def _on_policy(self, news: frames.PolicyNews) -> None:
         policy = msgspec.msgpack.decode(news.policy, type=Policy)
-        self._issuer = issuer_of(policy, news.jwks, self._issuer, self._say)
+        self._issuer = starting.issuer_of(policy, news.jwks, self._issuer, self._say)
         self.current.apply(Snapshot(policy, news.cache_secret, self._issuer))
         self.server.settings = server_settings(self.current.snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory // self._place.relays)

@@ -17,8 +17,8 @@ from gateway.core.admission.queues import Ticket
 from gateway.core.engines.choice import Choice
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.policy.policy import Policy, Routing, TrafficClass
-from gateway.core.policy.traffic import ModeRule, Modes, Threshold
+from gateway.core.policy.policy import Policy, Routing
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold, TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
 from gateway.core.sidecars.copies import LongWait

@@ -12,8 +12,9 @@ from gateway.core.admission import refusals
 from gateway.core.admission.admission import AdmissionControl
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
-from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.routes import ModelRoute, RouteMember, Until
+from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
