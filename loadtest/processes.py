@@ -168,10 +168,6 @@ class Child:
         assert match is not None  # noqa: S101 - the wait has just seen it, and output only grows
         return match[1]
 
-    def sockets(self) -> int:
-        """Count the sockets that the process itself holds open."""
-        return sum(_is_socket(fd) for fd in Path(f"/proc/{self.pid}/fd").iterdir())
-
     def group(self) -> list[int]:
         """The pids of the group that still run, zombies left out; children that outlive their parent are in it."""
         return [seen.pid for seen in everyone() if seen.group == self.pid and not seen.ended]
@@ -238,10 +234,3 @@ class Gateway:
     def idle(self) -> bool:
         """Whether nothing is held and nothing is in flight, on any engine."""
         return all(engine["held_tokens"] == 0 and engine["in_flight"] == 0 for engine in self.fleet()["engines"])
-
-
-def _is_socket(fd: Path) -> bool:
-    try:
-        return str(fd.readlink()).startswith("socket:")
-    except FileNotFoundError:
-        return False

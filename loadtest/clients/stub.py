@@ -149,12 +149,11 @@ class LoadResult(msgspec.Struct):
 class StubLoad:
     """`requests` chat completions over `connections`, each sent when the one before it is answered.
 
-    `tokens` > 0: streamed, so many events each. `prefix`: of the path. `all_streaming` is set once every request has
+    `tokens` > 0: streamed, so many events each. `all_streaming` is set once every request has
     had its first byte.
     """
 
-    def __init__(self, requests: int, connections: int, tokens: int = 0, model: str = "m", prefix: str = "") -> None:
-        self.prefix = prefix.encode()
+    def __init__(self, requests: int, connections: int, tokens: int = 0, model: str = "m") -> None:
         words = "the quick brown fox jumps over the lazy dog and " * 13
         self.body = json.dumps({
             "model": model,
@@ -176,9 +175,9 @@ class StubLoad:
     @property
     def request(self) -> bytes:
         return (
-            b"POST %b/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-test\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-test\r\n"
             b"content-type: application/json\r\naccept: */*\r\nuser-agent: load/1\r\ncontent-length: %d\r\n\r\n%b"
-            % (self.prefix, len(self.body), self.body)
+            % (len(self.body), self.body)
         )
 
     async def run(self, port: int, within: float = 120.0) -> LoadResult:

@@ -1,9 +1,9 @@
 """GPU memory of an engine from its start to its end, and the durations of start, sleep and wake.
 
 Pure numbers, for a process in real time and for a simulation in virtual time alike. Bytes are on each of the engine's
-GPUs, times are seconds at speed 1. A start is reading the weights from disk and INIT: vLLM needs that for a model of 8B
-with its compiled graphs in a cache (without one: a minute more). The others are in the ranges of vLLM's own blog on
-sleep mode: awake again 0.3 to 0.8 s after level 1 for small models, 3 to 6 s for large ones, and 0.9 to 2.6 s after
+GPUs, times are seconds at speed 1. A start is reading the weights from disk and 10 s more: vLLM needs that for a model
+of 8B with its compiled graphs in a cache (without one: a minute more). The others are in the ranges of vLLM's own blog
+on sleep mode: awake again 0.3 to 0.8 s after level 1 for small models, 3 to 6 s for large ones, and 0.9 to 2.6 s after
 level 2, whose weights come from the page cache.
 """
 
@@ -23,7 +23,6 @@ PAGE_CACHE = 8e9
 TO_HOST = 10e9  # into pinned memory that has to be had first
 FROM_HOST = 12e9
 IMPORTS, CONTEXT, COMPILE, PROFILE, CAPTURE = 2.5, 1.0, 3.0, 1.0, 2.5  # seconds: what a start does besides reading
-INIT = IMPORTS + CONTEXT + COMPILE + PROFILE + CAPTURE
 
 Level = Literal[1, 2]
 
@@ -73,11 +72,6 @@ def start(weights: int, claim: int) -> Iterator[StartupStage]:
             CAPTURE / 2, f"Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): {percent:3d}%", cache=True
         )
     yield StartupStage(0.0, "Application startup complete.", cache=True)
-
-
-def start_seconds(weights: int) -> float:
-    """From the start of the process to the first answer."""
-    return INIT + weights / DISK
 
 
 def sleep_seconds(weights: int, level: Level) -> float:

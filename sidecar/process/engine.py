@@ -47,9 +47,8 @@ class VllmEngines:
         clock: Callable[[], float],
         environment: Mapping[str, str],
         say: Callable[[str], None],
-        own: str = sys.executable,
     ) -> None:
-        self._config, self._folder, self._sidecar, self._own = config, folder, sidecar, own
+        self._config, self._folder, self._sidecar = config, folder, sidecar
         self._clock, self._environment, self._say = clock, environment, say
         self._logs = folder / config.log_dir
         self._pool = config.pool(str(folder.resolve()))
@@ -66,7 +65,7 @@ class VllmEngines:
         config = config or self._config
         given, engine, served = config.models[profile], config.engine_of(profile), config.served_name(profile)
         told = (
-            command(given, engine, served, EngineAddress(), own=self._own, to_compare=True),
+            command(given, engine, served, EngineAddress(), own=sys.executable, to_compare=True),
             environment(given, engine, given.gpus or (), {}),
             (engine.device, self._pool.sockets or LOOPBACK),
         )
@@ -93,7 +92,7 @@ class VllmEngines:
                 env = environment(given, engine, gpus, self._environment, address.transfer_port)
                 self._make(self._logs, "engines' output is kept in memory alone")
                 served = self._config.served_name(profile)
-                argv = command(given, engine, served, address, own=self._own, size=size)
+                argv = command(given, engine, served, address, own=sys.executable, size=size)
                 process = Process.spawn(
                     argv,
                     env=env,

@@ -81,3 +81,15 @@ def gateway(tmp_path: Path, engine: SimEngine, policy: str = ONE_AT_A_TIME, *mor
     with Gateway(tmp_path / "gateway.log", *arguments) as started:
         yield started
     assert "Traceback" not in started.child.output()
+
+
+def sockets(pid: int) -> int:
+    """Count the sockets that a process itself holds open."""
+    return sum(_is_socket(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _is_socket(fd: Path) -> bool:
+    try:
+        return str(fd.readlink()).startswith("socket:")
+    except FileNotFoundError:
+        return False

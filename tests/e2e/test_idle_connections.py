@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from loadtest.processes import Gateway, get, until
-from tests.e2e.children import SimEngine, gateway, post
+from tests.e2e.children import SimEngine, gateway, post, sockets
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -79,7 +79,7 @@ def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> Non
             return running.total("weir_connections") == count
 
         assert [ask(running) for _ in range(20)] == [200] * 20
-        before, sockets = memory(running), running.child.sockets()
+        before, held = memory(running), sockets(running.child.pid)
         full, empty = [], []
         for _ in range(2):
             with idle_clients(running) as clients:
@@ -97,7 +97,7 @@ def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> Non
                     ]
                     assert more[-1].recv(65536).startswith(b"HTTP/1.1 503 "), "one too many"
             assert until(lambda: connections(0), 120.0) is not None
-            assert until(lambda: running.child.sockets() <= sockets, 120.0) is not None
+            assert until(lambda: sockets(running.child.pid) <= held, 120.0) is not None
             empty.append(memory(running))
         print(f"\nresident KiB: {before} before, {full} with {IDLE} idle connections, {empty} without them again")
         print(f"{(full[0] - before) / IDLE:.2f} KiB per idle connection")

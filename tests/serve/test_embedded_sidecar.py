@@ -13,7 +13,7 @@ from gateway.core.policy.policy import SidecarsPolicy
 from gateway.serve import sidecar_process
 from gateway.serve.policy_file import OwnToken, first_read
 from gateway.serve.sidecar_process import CONFIG, GPUS, MODELS, TRUE
-from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
+from loadtest.engine.memory_stages import RESIDUE, start, wake_seconds
 from loadtest.engine.profile_file import profiles
 from loadtest.processes import free_port
 from sidecar.core.config import SidecarConfig, decode
@@ -50,9 +50,10 @@ def test_what_it_expects_is_about_what_it_takes(speed: float) -> None:
     times = known(sidecar_process._known(speed)).times
     assert set(times) == set(MODELS)
     weights = profiles()["l4-8b-fp8"].weights
+    starting = sum(stage.seconds for stage in start(weights, weights))
     for each in times.values():
         assert isinstance(each, Times)
-        assert each.load == pytest.approx(start_seconds(weights) / speed, abs=1.1)
+        assert each.load == pytest.approx(starting / speed, abs=1.1)
         assert each.wake1 == pytest.approx(wake_seconds(weights, 1) / speed, abs=1.1)
 
 

@@ -14,6 +14,7 @@ import uvloop
 
 from loadtest.clients.answer import Answer
 from loadtest.processes import Gateway, until
+from tests.e2e.children import sockets
 from tests.raw_calls import chat, exchange
 from tests.vllm.conftest import PATIENCE, Place
 from tests.vllm.real_vllm import MODEL, Vllm
@@ -78,7 +79,7 @@ def test_usage_settles_to_the_engines_own_numbers(gateway: Gateway, vllm: Vllm) 
 def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm) -> None:
     parts = urlsplit(gateway.url)
     assert until(gateway.idle, PATIENCE) is not None
-    sockets = gateway.child.sockets()
+    held = sockets(gateway.child.pid)
     ok = gateway.total("weir_requests_total", outcome="ok")
     answers = [Answer() for _ in range(200)]
 
@@ -95,7 +96,7 @@ def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm)
     assert gateway.total("weir_requests_total", outcome="ok") == ok + 200
     assert until(lambda: gateway.total("weir_connections") == 0, PATIENCE) is not None
     # Idle engine connections stay a few seconds for reuse; then both ends have let go of everything.
-    assert until(lambda: gateway.child.sockets() <= sockets, PATIENCE) is not None, gateway.child.sockets()
+    assert until(lambda: sockets(gateway.child.pid) <= held, PATIENCE) is not None, sockets(gateway.child.pid)
 
 
 def test_an_engine_whose_core_hangs_is_taken_out_with_the_reason_and_used_again(gateway: Gateway, vllm: Vllm) -> None:

@@ -7,7 +7,7 @@ container it lists none, or the host's numbers. Sizes are bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -18,6 +18,8 @@ from sidecar.sizing.claim import cuda_total
 
 FIRST_NAMESPACE = "pid:[4026531836]"  # of process numbers: a constant of Linux (PROC_PID_INIT_INO)
 UNTOLD = "not told"
+AMONG = ("no: memory is told by totals", "yes")
+NUMBERS = ("the machine's;", "of a namespace of its own; this is")  # by whether it is a container
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,29 +68,35 @@ def gathered(gpus: GPUs, library: Callable[[], Cuda] = Cuda) -> MachineFacts:
     return MachineFacts(driver=gpus.driver, cuda=version, container=container, pid=os.getpid(), gpus=tuple(facts))
 
 
-def rows(machine: MachineFacts) -> Iterator[tuple[str, ...]]:
-    """The table's rows: a fact's name, then its value for each GPU."""
-    every = machine.gpus
-    yield ("fact", *(f"GPU {each.before.index}" for each in every))
-    yield ("name", *(each.before.name or UNTOLD for each in every))
-    yield ("driver, CUDA of the driver", *(f"{machine.driver}, {machine.cuda or each.why}" for each in every))
-    yield ("total by NVML", *(_size(each.before.total) for each in every))
-    yield ("total by CUDA", *(_size(each.cuda.total) if each.cuda else each.why for each in every))
-    yield ("NVML's less CUDA's", *(_less(each) for each in every))
-    yield ("the same as the sidecar takes it to be", *(_foretold(each.before.total) for each in every))
-    yield ("used before, by NVML", *(_size(each.before.used) for each in every))
-    yield ("a CUDA context takes, by NVML", *(_context(each) for each in every))
-    yield ("free beside it, by CUDA", *(_size(each.free) if each.free is not None else each.why for each in every))
-    yield ("MIG, or why it is refused", *(each.before.refused or "may be used" for each in every))
-    yield ("process numbers", *(_numbers(machine) for _ in every))
-    yield ("processes that NVML lists", *(_listed(each.during) for each in every))
-    yield ("this process among them", *(_own(machine, each) for each in every))
-    yield ("memory of each told", *(_told(each.during) for each in every))
+# A fact's name, and its value for a GPU of the machine.
+ROWS: dict[str, Callable[[MachineFacts, Facts], str]] = {
+    "fact": lambda _, gpu: f"GPU {gpu.before.index}",
+    "name": lambda _, gpu: gpu.before.name or UNTOLD,
+    "driver, CUDA of the driver": lambda machine, gpu: f"{machine.driver}, {machine.cuda or gpu.why}",
+    "total by NVML": lambda _, gpu: _size(gpu.before.total),
+    "total by CUDA": lambda _, gpu: _size(gpu.cuda.total) if gpu.cuda else gpu.why,
+    "NVML's less CUDA's": lambda _, gpu: _size(gpu.before.total - gpu.cuda.total) if gpu.cuda else UNTOLD,
+    "the same as the sidecar takes it to be": lambda _, gpu: _size(gpu.before.total - cuda_total(gpu.before.total)),
+    "used before, by NVML": lambda _, gpu: _size(gpu.before.used),
+    "a CUDA context takes, by NVML": (
+        lambda _, gpu: UNTOLD if gpu.free is None else _size(gpu.during.used - gpu.before.used)
+    ),
+    "free beside it, by CUDA": lambda _, gpu: gpu.why if gpu.free is None else _size(gpu.free),
+    "MIG, or why it is refused": lambda _, gpu: gpu.before.refused or "may be used",
+    "process numbers": lambda machine, _: f"{NUMBERS[machine.container]} {machine.pid}",
+    "processes that NVML lists": lambda _, gpu: _listed(gpu.during),
+    "this process among them": lambda machine, gpu: (
+        UNTOLD if gpu.free is None else AMONG[machine.pid in gpu.during.processes]
+    ),
+    "memory of each told": (
+        lambda _, gpu: "no" if gpu.during.processes_hidden else "yes" if gpu.during.processes else UNTOLD
+    ),
+}
 
 
 def table(machine: MachineFacts) -> str:
     """The facts in Markdown."""
-    head, *rest = rows(machine)
+    head, *rest = [(name, *(value(machine, gpu) for gpu in machine.gpus)) for name, value in ROWS.items()]
     lines = [head, ("---",) * len(head), *rest]
     return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
 
@@ -112,35 +120,9 @@ def _size(size: int) -> str:
     return f"{size / GIB:.2f} GiB"
 
 
-def _less(facts: Facts) -> str:
-    return _size(facts.before.total - facts.cuda.total) if facts.cuda else UNTOLD
-
-
-def _foretold(total: int) -> str:
-    return _size(total - cuda_total(total))
-
-
-def _context(facts: Facts) -> str:
-    return UNTOLD if facts.free is None else _size(facts.during.used - facts.before.used)
-
-
-def _numbers(machine: MachineFacts) -> str:
-    return f"of a namespace of its own; this is {machine.pid}" if machine.container else f"the machine's; {machine.pid}"
-
-
 def _listed(gpu: GPU) -> str:
     numbers: Sequence[str] = [str(pid) for pid in sorted(gpu.processes)]
     return ", ".join(numbers[:10]) + (f" and {len(numbers) - 10} more" if numbers[10:] else "") or "none"
-
-
-def _own(machine: MachineFacts, facts: Facts) -> str:
-    if facts.free is None:
-        return UNTOLD
-    return "yes" if machine.pid in facts.during.processes else "no: memory is told by totals"
-
-
-def _told(gpu: GPU) -> str:
-    return "no" if gpu.processes_hidden else "yes" if gpu.processes else UNTOLD
 
 
 def _cell(text: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import Gateway, until
+from tests.e2e.children import sockets
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -38,7 +39,7 @@ def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) 
         first.write_text("".join(islice(lines, 1 + ROWS)))
     with Gateway(tmp_path / "log", "--engine", "sim:4", "--log", str(tmp_path / "calls.jsonl")) as gateway:
         (model,) = {name for engine in gateway.fleet()["engines"] for name in engine["models"]}
-        sockets = gateway.child.sockets()
+        held = sockets(gateway.child.pid)
         argv = [sys.executable, "-m", "gateway.cli", "bench", "--trace", str(first), "--speed", "20", "--retries", "0"]
         argv += ["--target", f"weir={gateway.url}", "--metrics", f"weir={gateway.control}", "--model", model]
         argv += ["--out", str(tmp_path / "out"), "--drain", "2m"]
@@ -62,7 +63,7 @@ def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) 
         assert gateway.total("weir_queued_calls") == gateway.total("weir_running_calls") == 0
         assert gateway.total("weir_connections") == 0
         # Beside those that were there before: idle engine connections, until they are closed unused.
-        assert until(lambda: gateway.child.sockets() <= sockets, 60.0) is not None
+        assert until(lambda: sockets(gateway.child.pid) <= held, 60.0) is not None
         assert "Traceback" not in gateway.child.output()
     lines = (tmp_path / "calls.jsonl").read_text().splitlines()
     assert len(lines) == ROWS
