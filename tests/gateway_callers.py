@@ -65,7 +65,7 @@ class GatewayCallers:
     """A gateway of the policy `text` over the machine of `site`. `log`: what it says. `cut`: no report reaches it."""
 
     def __init__(self, site: Site, text: str, seed: int = 1) -> None:
-        configuration = Configuration(decode(text.encode(), "policy"), sidecar_token=TOKEN)
+        configuration = Configuration(decode(text.encode(), "policy"), sidecar_tokens=(TOKEN,))
         self.log: list[tuple[float, str]] = []
         self.cut = False
         self._site = site

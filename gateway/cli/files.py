@@ -8,14 +8,14 @@ from pathlib import Path
 from gateway.core.policy.policy import Policy
 from gateway.core.request.tenants import MAX_KEYS_BYTES
 from gateway.decider.loading import load
-from gateway.shared.command_line import Mistake, token_of
+from gateway.shared.command_line import Mistake
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.modes import refused
 from gateway.shared.files.plain_file import open_plain
+from gateway.shared.files.token_file import tokens_of
 from gateway.shared.files.yaml_file import MAX_BYTES
+from gateway.shared.tokens import MAX_SECRET, Tokens, tokens_in
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
-TOKEN_BYTES = 4096
 MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
 
 
@@ -35,22 +35,17 @@ def read_bytes(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
-def admin_token(file: str | None, flag: str) -> str | None:
-    """The control port's token: from the file, else from the environment. Raises Mistake.
+def admin_tokens(file: str | None, flag: str) -> Tokens:
+    """The control port's tokens: from the file, else from the environment; empty: there is none. Raises Mistake.
 
     A token is never an argument, because every user of the machine can read those.
     """
-    source = f"{flag} {file}" if file else TOKEN_VARIABLE
-    text = _token_in(Path(file), source) if file else os.environ.get(TOKEN_VARIABLE)
-    return None if text is None else token_of(text, source)
-
-
-def _token_in(path: Path, source: str) -> str:
+    given = os.environ.get(TOKEN_VARIABLE)
     try:
-        text = read_bytes(path, TOKEN_BYTES).decode("latin-1")
+        if file:
+            return tokens_of(Path(file), lambda path: read_bytes(path, MAX_SECRET + 1))
+        return () if given is None else tokens_in(os.fsencode(given))
     except OSError as error:
-        raise Mistake(f"{source}: {error.strerror}") from error
-    wrong = refused(path)
-    if wrong is not None:
-        raise Mistake(f"{source}: {wrong}")
-    return text
+        raise Mistake(f"{flag} {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise Mistake(f"{flag} {error}" if file else f"{TOKEN_VARIABLE}: {error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.cli import PROFILES
-from gateway.cli.files import TOKEN_VARIABLE, admin_token, checked
+from gateway.cli.files import TOKEN_VARIABLE, admin_tokens, checked
 from gateway.cli.init import shipped
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice import in_the_clear
@@ -33,6 +33,7 @@ from gateway.shared.lines import LineWriter
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.printable import printable
+from gateway.shared.tokens import Tokens
 from gateway.upstream.client import parse_origin
 
 MISTAKES = (StartError,)
@@ -181,7 +182,7 @@ def command(given: argparse.Namespace) -> int:
     twice = [id for id, times in Counter(engine_id(engine.url) for engine in engines).items() if times > 1]
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
-    token = _admin_token(given)
+    tokens = _admin_tokens(given)
     certificate = Certificate(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
     of_control = Certificate(given.control_tls_cert, given.control_tls_key) if given.control_tls_cert else None
     say = plain(text=as_text(given.log_format))
@@ -198,21 +199,22 @@ def command(given: argparse.Namespace) -> int:
             demo=demo,
             certificate=certificate,
             control_certificate=of_control,
-            admin_token=token,
+            admin_tokens=tokens,
+            admin_token_file=Path(given.admin_token_file) if given.admin_token_file else None,
             relays=given.workers if given.workers > 1 else 0,
         )
     )
 
 
-def _admin_token(given: argparse.Namespace) -> str | None:
-    """The control port's token; None: only this machine reaches the port. Raises Mistake."""
-    token = admin_token(given.admin_token_file, "--admin-token-file")
-    if token is None and not is_loopback(split_address(given.control)[0]):
+def _admin_tokens(given: argparse.Namespace) -> Tokens:
+    """The control port's tokens; empty: only this machine reaches the port. Raises Mistake."""
+    tokens = admin_tokens(given.admin_token_file, "--admin-token-file")
+    if not tokens and not is_loopback(split_address(given.control)[0]):
         raise Mistake(
             f"--control {given.control} can be reached from other machines: "
             f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
         )
-    return token
+    return tokens
 
 
 def _check_together(given: argparse.Namespace, policy: Policy, *, own_engines: bool) -> None:

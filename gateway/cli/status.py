@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.cli.control_client import NoAnswer, Unfit, ask
-from gateway.cli.files import TOKEN_VARIABLE, admin_token
+from gateway.cli.files import TOKEN_VARIABLE, admin_tokens
 from gateway.control.cluster import ClusterView
 from gateway.shared.command_line import Mistake, argument
 from gateway.shared.formatting import columns, seconds, shown
@@ -77,7 +77,7 @@ def _control_url(text: str) -> str:
 
 def command(given: argparse.Namespace) -> int:
     """Print the status. Raises Mistake."""
-    token = admin_token(given.token_file, "--token-file")
+    token = next(iter(admin_tokens(given.token_file, "--token-file")), None)
     while True:
         try:
             status = asyncio.run(ask(given.url, "/status", token, StatusView))

@@ -54,25 +54,26 @@ from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import MAX_BYTES, REPORT_PATH, ProtocolError, encode
 from gateway.shared.storage import StorageError
 from gateway.shared.tasks import failing
+from gateway.shared.tokens import AcceptedTokens
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 TOLD_DOWN = 20  # engines that /readyz names
 SWITCH = ("GET", "POST", "DELETE")
 
 
-def control_app(parts: ControlParts, admin_token: str | None) -> Starlette:
-    """The application. Without `admin_token` no request needs a token, see guard.py."""
+def control_app(parts: ControlParts, admin_tokens: AcceptedTokens) -> Starlette:
+    """The application. Without `admin_tokens` no request needs a token, see guard.py."""
     files = console_files()
     routes = [
         *ConsoleRoutes(files, parts).routes(),
-        *TrialRoutes(parts, allowed=admin_token is not None).routes(),
+        *TrialRoutes(parts, allowed=bool(admin_tokens)).routes(),
         *Control(parts).routes(),
         Route(REPORT_PATH, partial(take_report, sidecars=parts.sidecars), methods=["POST"]),
     ]
     paths = dict.fromkeys(route.path_format for route in routes)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, ControlPortRules(admin_token, parts.is_user_key, files).refusal, HEADERS)],
+        middleware=[Middleware(Guard, ControlPortRules(admin_tokens, parts.is_user_key, files).refusal, HEADERS)],
         exception_handlers={HTTPException: partial(_not_here, f"The control port answers {', '.join(paths)}.")},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word

@@ -20,8 +20,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.core.request.outcome import error_body
-from gateway.shared.control.guard import BearerToken, Headers, names_loopback
+from gateway.shared.control.guard import Headers, names_loopback, shows
 from gateway.shared.protocol import REPORT_PATH
+from gateway.shared.tokens import AcceptedTokens
 
 JSON = "application/json"
 PAGE = "/"
@@ -40,11 +41,13 @@ def error(status: int, code: str, message: str, headers: dict[str, str] | None =
 
 
 class ControlPortRules:
-    """`token` None: the port is on loopback. `is_user_key` knows the data port's keys. `files`: paths of the console's
-    own files."""
+    """`tokens` empty: the port is on loopback. `is_user_key` knows the data port's keys. `files`: paths of the
+    console's own files."""
 
-    def __init__(self, token: str | None, is_user_key: Callable[[str], bool], files: Collection[str] = (PAGE,)) -> None:
-        self._token = None if token is None else BearerToken(token)
+    def __init__(
+        self, tokens: AcceptedTokens, is_user_key: Callable[[str], bool], files: Collection[str] = (PAGE,)
+    ) -> None:
+        self._tokens, self._guarded = tokens, bool(tokens)
         self._is_user_key = is_user_key
         self._files = files
 
@@ -52,7 +55,7 @@ class ControlPortRules:
         """Answer to a request that is refused; None: the request passes."""
         reads = scope.get("method") in {"GET", "HEAD"}
         page, file = reads and scope["path"] == PAGE, reads and scope["path"] in self._files
-        if self._token is None and not names_loopback(given):
+        if not self._guarded and not names_loopback(given):
             return error(
                 421,
                 "misdirected_request",
@@ -63,7 +66,7 @@ class ControlPortRules:
         if any(map(self._is_user_key, _keys(given))):
             return error(403, "not_allowed", "Users' keys are for the data port. The control port is for operators.")
         reports = scope["path"] == REPORT_PATH
-        if self._token is not None and not (file or reports) and not self._token.shown(given):
+        if self._guarded and not (file or reports) and not shows(given, self._tokens):
             message = "The control port wants the admin token: Authorization: Bearer TOKEN."
             return error(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
         return None

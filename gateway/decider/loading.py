@@ -23,11 +23,11 @@ from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
 from gateway.shared.files.marks import marked
 from gateway.shared.files.modes import refused, unwise
+from gateway.shared.tokens import Tokens, expected_in, secrets_in
 from gateway.upstream.trust import Trust
 
 Read = Callable[[Path], bytes]
 
-MAX_SECRET = 4096  # bytes
 CLOSED = "a file that others may not change"
 NO_PYJWT = "auth needs PyJWT, which is not installed here: pip install 'WEIR.whl[jwt]'"
 NO_PYZMQ = "pyzmq, which is not installed here: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
@@ -36,7 +36,7 @@ NO_PYZMQ = "pyzmq, which is not installed here: pip install 'WEIR.whl[kv-events]
 class ClusterFiles(msgspec.Struct, frozen=True):
     """The secrets of a cluster's member. `trust` and `certificate`: of TLS between members; None: there is none."""
 
-    token: str
+    tokens: Tokens
     password: str | None
     trust: Trust | None
     certificate: Certificate | None
@@ -47,16 +47,16 @@ class Configuration(msgspec.Struct, frozen=True):
 
     `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL, and the
     providers' by name.
-    `sidecar_token`: the token that sidecars must show; None: not given. `order_token`: the one that sidecars are shown;
-    None: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the secret of
-    the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none. `jwks`: the
-    content of `auth.jwks`, a file. `tree`: the parsed policy file, for line numbers.
+    `sidecar_tokens`: of which sidecars must show one; empty: not given. `order_tokens`: of which sidecars are shown the
+    first; empty: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the
+    secret of the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none.
+    `jwks`: the content of `auth.jwks`, a file. `tree`: the parsed policy file, for line numbers.
     """
 
     policy: Policy = Policy()
     api_keys: Mapping[str, str] = {}
-    sidecar_token: str | None = None
-    order_token: str | None = None
+    sidecar_tokens: Tokens = ()
+    order_tokens: Tokens = ()
     sidecar_trust: Trust | None = None
     cache_secret: str | None = None
     cluster: ClusterFiles | None = None
@@ -66,7 +66,7 @@ class Configuration(msgspec.Struct, frozen=True):
     @property
     def orders_by(self) -> str | None:
         """Token that this gateway shows sidecars."""
-        return self.order_token or self.sidecar_token
+        return next(iter(self.order_tokens or self.sidecar_tokens), None)
 
 
 class LoadError(Exception):
@@ -87,19 +87,19 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
     if problems:
         raise InvalidFile(problems) from named.failure
     policy, secrets = named.policy or reading.value, named.secrets
+    one = {at: words[0] for at, words in secrets.items()}
     keys: dict[str, checked.Path] = {name: ("providers", name, "key_file") for name in policy.providers}
     for index, engine in enumerate(policy.fleet.engines):
         keys[engine.url] = ("fleet", "engines", index, "api_key_file")
-    token = secrets.get(("cluster", "token_file"))
-    password = secrets.get(("cluster", "password_file"))
+    tokens, password = secrets.get(("cluster", "token_file"), ()), one.get(("cluster", "password_file"))
     return Configuration(
         policy,
-        api_keys={owner: secrets[at] for owner, at in keys.items() if at in secrets},
-        sidecar_token=secrets.get(("fleet", "sidecars", "token_file")),
-        order_token=secrets.get(("fleet", "sidecars", "order_token_file")),
+        api_keys={owner: one[at] for owner, at in keys.items() if at in one},
+        sidecar_tokens=secrets.get(("fleet", "sidecars", "token_file"), ()),
+        order_tokens=secrets.get(("fleet", "sidecars", "order_token_file"), ()),
         sidecar_trust=named.sidecar_trust,
-        cache_secret=secrets.get(("routing", "cache_secret_file")),
-        cluster=None if token is None else ClusterFiles(token, password, named.member_trust, named.certificate),
+        cache_secret=one.get(("routing", "cache_secret_file")),
+        cluster=ClusterFiles(tokens, password, named.member_trust, named.certificate) if tokens else None,
         jwks=named.jwks,
         tree=reading.root,
     )
@@ -109,7 +109,7 @@ class Named:
     """The files that a policy names, as they are read."""
 
     def __init__(self, path: Path, read: Read) -> None:
-        self.secrets: dict[checked.Path, str] = {}  # by the field that names the file
+        self.secrets: dict[checked.Path, Tokens] = {}  # by the field that names the file
         self.sidecar_trust: Trust | None = None
         self.member_trust: Trust | None = None
         self.certificate: Certificate | None = None
@@ -134,7 +134,7 @@ class Named:
         )
 
     def _secrets(self, reading: Reading[Policy]) -> Iterator[Fault]:
-        """Read the one word of each secret file."""
+        """Read the words of each secret file."""
         for at, name, mark in marked(reading.value, Secret, reading.structs):
             self.secrets[at] = yield from self._secret(name, at, mark)
 
@@ -209,22 +209,22 @@ class Named:
                 if wrong is not None:
                     yield Fault(at, f"{file}: {wrong}", CLOSED)
 
-    def _secret(self, name: str, at: checked.Path, mark: Secret) -> Generator[Fault, None, str]:
-        """The one word in a file."""
+    def _secret(self, name: str, at: checked.Path, mark: Secret) -> Generator[Fault, None, Tokens]:
+        """The words in a file."""
         file = self._path.parent / name
-        expected = f"a file with {_word(mark.kind, mark.least)}"
+        expected = f"a file with {expected_in(mark.kind, mark.least, mark.most)}"
         try:
-            secret, wrong = _secret_in(self._read(file), mark.least), refused(file)
+            words, wrong = secrets_in(self._read(file), mark.least, mark.most), refused(file)
         except OSError as error:
             self.failure = self.failure or error
             expected += "; variables are not replaced by their values" if "$" in name else ""
             yield Fault(at, f"{file}: {error.strerror or error}", expected)
-            return ""
+            return ()
         if wrong is not None:
             yield Fault(at, f"{file}: {wrong}", CLOSED)
-        elif secret is None:
+        elif not words:
             yield Fault(at, f"something else in {file}", expected)
-        return secret or ""
+        return words
 
     def _keys(self, policy: Policy) -> Iterator[Fault]:
         """Read the keys file. A missing file has no keys, so nobody is let in by it; `gateway key add` creates it."""
@@ -243,25 +243,3 @@ class Named:
             yield Fault(("keys_file",), f"{file}: {error.strerror or error}", "a file of keys, which gateway key makes")
         except InvalidFile as error:
             self.problems += error.problems
-
-
-def secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:
-    """The one word in a file that no policy names. Raises LoadError and OSError."""
-    found, wrong = _secret_in(read(path), least), refused(path)
-    if wrong is not None:
-        raise LoadError(f"{what}: {path}: {wrong}")
-    if found is None:
-        raise LoadError(f"{what}: {path}: expected {_word(kind, least)}")
-    return found
-
-
-def _word(kind: str, least: int) -> str:
-    return f"one {kind} of{f' at least {least}' if least > 1 else ''} visible ASCII characters"
-
-
-def _secret_in(data: bytes, least: int) -> str | None:
-    """The one word of a file; None: it holds something else."""
-    word = data.strip() if len(data) <= MAX_SECRET else b""
-    if not word.isascii() or not word.decode().isprintable() or b" " in word or len(word) < least:
-        return None
-    return word.decode()

@@ -7,8 +7,6 @@ engine needs. One timer finds sidecars that have become stale. Nothing here runs
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import os
 import secrets
 import stat
@@ -23,6 +21,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.decider.known_models import KnownModels
 from gateway.shared.protocol import SOCKETS_MARK, ClusterMember, DemandReport, capacity_report
 from gateway.shared.tasks import wait_until
+from gateway.shared.tokens import AcceptedTokens, Tokens
 
 RECALLED = STALE - 1.0  # seconds that calls wait for a model of before: then they are told to come back, and not 404
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
@@ -84,7 +83,7 @@ class ReportIntake:
         self._say = say
         self._name = f"gateway-{secrets.token_hex(8)}"
         self._policy: SidecarsPolicy | None = None
-        self._token: bytes | None = None
+        self._tokens = AcceptedTokens(())
         self._timer: asyncio.TimerHandle | None = None
         self._known: KnownModels | None = None
         self._forgets: asyncio.TimerHandle | None = None
@@ -110,12 +109,12 @@ class ReportIntake:
         """Wait until `enough` is true after some report; for `within` seconds at most."""
         await wait_until(enough, self._heard_now, within)
 
-    def apply(self, policy: SidecarsPolicy | None, token: str | None, taken: Container[str]) -> None:
+    def apply(self, policy: SidecarsPolicy | None, tokens: Tokens, taken: Container[str]) -> None:
         """Set the policy. `taken`: ids of engines that it names itself. With None no report is taken, and all engines
         of sidecars leave.
         """
         self._policy = policy
-        self._token = None if token is None else hashlib.sha256(token.encode()).digest()
+        self._tokens.renew(tokens)
         if policy is None:
             self._carry_out(self._registry.clear())
         else:
@@ -124,14 +123,12 @@ class ReportIntake:
                 self._carry_out(changes)
 
     def admit(self, token: bytes | None) -> None:
-        """Check the token of a sender. Raises UntrustedSidecar. Digests are compared, so that timing reveals neither
-        content nor length.
-        """
+        """Check the token of a sender. Raises UntrustedSidecar."""
         if self._policy is None:
             raise UntrustedSidecar("This gateway's policy has no fleet.sidecars: no sidecar is heard.")
-        if self._token is None:
+        if not self._tokens:
             raise UntrustedSidecar("This gateway's policy has no fleet.sidecars.token_file: no sidecar is heard.")
-        if token is None or not hmac.compare_digest(hashlib.sha256(token).digest(), self._token):
+        if token is None or not self._tokens.accepts(token):
             raise UntrustedSidecar(
                 "A sidecar shows the token of fleet.sidecars.token_file: Authorization: Bearer TOKEN."
             )

@@ -26,6 +26,7 @@ from msgspec import Meta
 from gateway.frames.codec import FrameError, FrameReader, FrameWriter
 from gateway.frames.messages import VERSION, Number, Word
 from gateway.frames.visitors import Visitors
+from gateway.shared.tokens import Tokens
 
 WITHIN = 2.0  # seconds for all of it
 MOST = 4096  # bytes of a frame
@@ -83,39 +84,44 @@ class Unwanted(Exception):
     """A visitor that is not let in, or a member that does not let one in; the message says why."""
 
 
-class Token:
-    """The cluster's token, and what is made of it."""
+class ClusterToken:
+    """The cluster's tokens, and what is made of each. The first is shown, and all are accepted."""
 
-    def __init__(self, cluster: str, token: str) -> None:
+    def __init__(self, cluster: str, tokens: Tokens) -> None:
         self.cluster = cluster
-        self._key = hashlib.blake2b(token.encode(), person=b"weir cluster").digest()
+        self.renew(tokens)
+
+    def renew(self, tokens: Tokens) -> None:
+        """Show and accept these from now on."""
+        self._keys = [hashlib.blake2b(token.encode(), person=b"weir cluster").digest() for token in tokens]
 
     def secret(self, what: str) -> str:
         """A secret of all members, for one purpose."""
-        return self._mac(b"secret", what.encode()).hex()
+        return self._macs(b"secret", what.encode())[0].hex()
 
     @property
-    def fingerprint(self) -> str:
-        """Equal for members with the same token. It says nothing of the token."""
-        return self._mac(b"fingerprint", b"").hex()[:16]
+    def fingerprints(self) -> list[str]:
+        """Equal for members with the same tokens. They say nothing of the tokens."""
+        return [mac.hex()[:16] for mac in self._macs(b"fingerprint", b"")]
 
-    def proof(self, challenge: Challenge, proof: Proof) -> bytes:
-        """Proof of a visitor that it has the token."""
+    def proofs(self, challenge: Challenge, proof: Proof) -> list[bytes]:
+        """Proofs of a visitor that it has a token, by each."""
         said = msgspec.structs.replace(proof, proof=b"")
-        return self._mac(b"visitor", challenge.nonce + msgspec.msgpack.encode(said))
+        return self._macs(b"visitor", challenge.nonce + msgspec.msgpack.encode(said))
 
-    def acceptance(self, challenge: Challenge, proof: Proof, *, vote: bool) -> bytes:
-        """Proof of a member that it has the token, with its vote."""
-        return self._mac(b"member", challenge.nonce + proof.nonce + bytes([vote]))
+    def acceptances(self, challenge: Challenge, proof: Proof, *, vote: bool) -> list[bytes]:
+        """Proofs of a member that it has a token, with its vote, by each."""
+        return self._macs(b"member", challenge.nonce + proof.nonce + bytes([vote]))
 
-    def _mac(self, who: bytes, what: bytes) -> bytes:
-        return hmac.digest(self._key, who + b"\0" + self.cluster.encode() + b"\0" + what, "sha256")
+    def _macs(self, who: bytes, what: bytes) -> list[bytes]:
+        said = who + b"\0" + self.cluster.encode() + b"\0" + what
+        return [hmac.digest(key, said, "sha256") for key in self._keys]
 
 
 class Entrance(asyncio.Protocol):
     """Connection from another machine, until the visitor has shown the token."""
 
-    def __init__(self, token: Token, enter: Enter, visitors: Visitors) -> None:
+    def __init__(self, token: ClusterToken, enter: Enter, visitors: Visitors) -> None:
         self._token = token
         self._enter = enter
         self._visitors = visitors
@@ -157,7 +163,9 @@ class Entrance(asyncio.Protocol):
                 raise Unwanted(f"it speaks version {proof.version} of the frames, and this member version {VERSION}")
             if proof.cluster != self._token.cluster:
                 raise Unwanted(f"it is of the cluster {proof.cluster!r}, and this member of {self._token.cluster!r}")
-            if not hmac.compare_digest(proof.proof, self._token.proof(self._challenge, proof)):
+            proofs = self._token.proofs(self._challenge, proof)
+            place = next((at for at, each in enumerate(proofs) if hmac.compare_digest(proof.proof, each)), None)
+            if place is None:
                 raise Unwanted("it has another token: are both members' token_file the same?")
         except Unwanted as unwanted:
             _write(self._transport, Rejected(str(unwanted)))
@@ -171,7 +179,7 @@ class Entrance(asyncio.Protocol):
             _write(self._transport, Rejected(str(unwanted)))
             self._transport.close()
             return
-        accepted = Accepted(vote, self._token.acceptance(self._challenge, proof, vote=vote))
+        accepted = Accepted(vote, self._token.acceptances(self._challenge, proof, vote=vote)[place])
         if protocol is None:
             _write(self._transport, accepted)
             self._transport.close()
@@ -192,7 +200,7 @@ class Entrance(asyncio.Protocol):
 
 async def visit(
     address: tuple[str, int],
-    token: Token,
+    token: ClusterToken,
     proof: Proof,
     trust: ssl.SSLContext | None,
     name: str | None,
@@ -227,17 +235,20 @@ async def visit(
     return vote
 
 
-async def _let_in(reader: asyncio.StreamReader, transport: asyncio.Transport, token: Token, proof: Proof) -> bool:
+async def _let_in(
+    reader: asyncio.StreamReader, transport: asyncio.Transport, token: ClusterToken, proof: Proof
+) -> bool:
     """Show a member the token, and see that the member has it. Return its vote. Raises OSError, and Unwanted."""
     challenge = await _heard(reader, Challenge)
     if challenge.version != VERSION:
         raise Unwanted(f"it speaks version {challenge.version} of the frames, this member version {VERSION}")
     if challenge.cluster != token.cluster:
         raise Unwanted(f"it is of the cluster {challenge.cluster!r}")
-    proof.proof = token.proof(challenge, proof)
+    proof.proof = token.proofs(challenge, proof)[0]
     _write(transport, proof)
     accepted = await _heard(reader, Accepted)
-    if not hmac.compare_digest(accepted.proof, token.acceptance(challenge, proof, vote=accepted.vote)):
+    acceptances = token.acceptances(challenge, proof, vote=accepted.vote)
+    if not any(hmac.compare_digest(accepted.proof, each) for each in acceptances):
         raise Unwanted("it has not shown that it has the token")
     return accepted.vote
 

@@ -16,6 +16,7 @@ from gateway.serve.policy_file import policy_status
 from gateway.serve.starting import Options, ProcessSignals
 from gateway.shared.fields import made_of
 from gateway.shared.lines import LineWriter
+from gateway.shared.tokens import AcceptedTokens
 from gateway.shared.watched_file import WatchedFile
 
 
@@ -27,6 +28,7 @@ def app_of(
     file: WatchedFile | None,
     errors: LineWriter,
     log: CallLog | None,
+    admin_tokens: AcceptedTokens,
 ) -> Any:
     """The control port's application."""
     parts = made_of(
@@ -38,7 +40,7 @@ def app_of(
         drain=partial(drained_by_hand, gateway, signals),
         drain_engine=gateway.engines.drain,
         policy_status=policy_status(options, file),
-        reload=None if file is None else file.reload_now,
+        reload=None if file is None or options.policy is None else file.reload_now,
         previous=lambda: gateway.previous,
         order=gateway.waking.order,
         read_log=gateway.waking.read_log,
@@ -50,7 +52,7 @@ def app_of(
         spent=gateway.token_use.money,
         log_trouble=lambda: _log_trouble(errors, log),
     )
-    return control_app(parts, options.admin_token)
+    return control_app(parts, admin_tokens)
 
 
 def _log_trouble(errors: LineWriter, log: CallLog | None) -> tuple[str, float] | None:

@@ -121,7 +121,7 @@ class FleetEngines:
         policy, api_keys = configuration.policy, configuration.api_keys
         entries = self._entries(policy)
         self._waking.go_by(configuration.orders_by, configuration.sidecar_trust)
-        self.sidecars.apply(policy.fleet.sidecars, configuration.sidecar_token, entries)
+        self.sidecars.apply(policy.fleet.sidecars, configuration.sidecar_tokens, entries)
         for engine in list(self._fleet):
             if engine.id in self.brought:
                 engine.apply(policy)

@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 
 from gateway.core.policy.policy import Policy, SidecarsPolicy
-from gateway.core.policy.types import TOKEN_LENGTH
 from gateway.decider.call_log import CallLog
-from gateway.decider.loading import MAX_SECRET, Configuration, LoadError, load, secret
+from gateway.decider.loading import Configuration, LoadError, Read, load
 from gateway.serve.processes.place import Place
 from gateway.serve.starting import ApplyError, Options, StartError
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import say
 from gateway.shared.new_file import write_new
+from gateway.shared.tokens import MAX_SECRET, Tokens, tokens_in
 from gateway.shared.watched_file import WatchedFile
 
 DEFAULTS = Policy()
@@ -30,15 +30,22 @@ def first_read(
     path: Path | None,
     say: Callable[[str], None] = say,
     *,
-    complete: Callable[[Configuration], Configuration] = lambda read: read,
+    complete: Callable[[Configuration, Read], Configuration] = lambda configuration, _: configuration,
     default: Policy = DEFAULTS,
+    token: Path | None = None,
 ) -> tuple[WatchedFile | None, Configuration]:
     """The policy file, to be watched, and what it says now. `complete` adds what it leaves out; `default` is the policy
-    where there is no file. Raises StartError."""
-    if path is None:
-        return None, complete(Configuration(default))
+    where there is no file, and then the file of a `token` is watched. Raises StartError."""
+
+    def completed(read: Read) -> Configuration:
+        return complete(Configuration(default) if path is None else load(path, read), read)
+
+    watched = path or token
+    if watched is None:
+        return None, completed(Path.read_bytes)
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = WatchedFile(path, lambda read: complete(load(path, read)), say, failures=failures)
+    name = "sidecar-token" if path is None else "policy"
+    file = WatchedFile(watched, completed, say, failures=failures, name=name)
     try:
         return file, file.first()
     except OSError as error:
@@ -54,10 +61,11 @@ def configured(
     beside = None if options.demo else options.sidecar or options.policy
     own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None)
 
-    def complete(read: Configuration) -> Configuration:
-        return own_token.complete(read) if place is None else place.complete(own_token.complete(read))
+    def complete(configuration: Configuration, read: Read) -> Configuration:
+        completed = own_token.complete(configuration, read)
+        return completed if place is None else place.complete(completed)
 
-    return first_read(options.policy, tell, complete=complete, default=options.default_policy)
+    return first_read(options.policy, tell, complete=complete, default=options.default_policy, token=own_token.file)
 
 
 def reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
@@ -71,7 +79,7 @@ def reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
 
 def policy_status(options: Options, file: WatchedFile | None) -> Callable[[], FileStatus]:
     """Return what gives the state of the policy file: which is in force, and why the last one is not."""
-    if file is not None:
+    if file is not None and options.policy is not None:
         return lambda: file.status
     return partial(FileStatus, origin="that of gateway init demo") if options.demo else FileStatus
 
@@ -93,55 +101,62 @@ class OwnToken:
     nothing of sidecars. `say` takes a line for the operator."""
 
     def __init__(self, path: Path | None, say: Callable[[str], None], *, own: bool) -> None:
-        self._file = None if path is None else path.parent / TOKEN_FILE
+        self.file = None if path is None else path.parent / TOKEN_FILE
         self._own = own
         self._say = say
         self._made = secrets.token_urlsafe(32)
-        self._said = False
+        self._said = self._known = False
 
-    def complete(self, configuration: Configuration) -> Configuration:
-        """Raises LoadError."""
+    def complete(self, configuration: Configuration, read: Read) -> Configuration:
+        """Complete a configuration whose files `read` reads. Raises LoadError."""
         policy = configuration.policy
         if self._own and policy.fleet.sidecars is None:
             fleet = msgspec.structs.replace(policy.fleet, sidecars=SidecarsPolicy())
             configuration = msgspec.structs.replace(configuration, policy=msgspec.structs.replace(policy, fleet=fleet))
         elif policy.fleet.sidecars is None:
             return configuration
-        if configuration.sidecar_token is not None:
+        if configuration.sidecar_tokens:
             return configuration
         if policy.cluster is not None and not self._own:
             self._say_once(
                 f"{NO_TOKEN_FILE}: no sidecar is heard; name one, with the same token for all members of the cluster"
             )
             return configuration
-        token = self._made if self._file is None else self._read(self._file)
-        return msgspec.structs.replace(configuration, sidecar_token=token)
+        tokens = (self._made,) if self.file is None else self._read(self.file, read)
+        return msgspec.structs.replace(configuration, sidecar_tokens=tokens)
 
-    def _read(self, file: Path) -> str | None:
-        """The token; None: there is none, and none can be made, so no sidecar is heard."""
+    def _read(self, file: Path, read: Read) -> Tokens:
+        """The tokens; empty: there is none, and none can be made, so no sidecar is heard. A file that was there is not
+        made again: sidecars have its token."""
         created = True
         try:
+            if self._known:
+                read(file)
             write_new(file, self._made + "\n", 0o600)
         except FileExistsError:
             created = False
         except OSError as error:
-            if self._own:
+            if self._own or self._known:
                 raise LoadError(f"{NO_TOKEN_FILE}: {file}: {error.strerror}: name a token_file") from error
             self._say_once(
                 f"{NO_TOKEN_FILE}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file"
             )
-            return None
+            return ()
         try:
+            read(file)  # so that it is watched
             with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as opened:
                 seen = os.fstat(opened.fileno())
                 if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
                     raise LoadError(f"{NO_TOKEN_FILE}: {file}: expected a file of this user's alone: chmod 600 {file}")
-                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, NO_TOKEN_FILE, "token", TOKEN_LENGTH)
+                tokens = tokens_in(opened.read(MAX_SECRET + 1))
         except OSError as error:
             raise LoadError(f"{NO_TOKEN_FILE}: {file}: {error.strerror}: name a token_file") from error
+        except ValueError as error:
+            raise LoadError(f"{NO_TOKEN_FILE}: {file}: {error}") from None
         made = f"was made; a sidecar on this machine names it: token_file: {file.absolute()}"
         self._say_once(f"sidecars show a token: {file} {made if created else 'is theirs'}")
-        return token
+        self._known = True
+        return tokens
 
     def _say_once(self, line: str) -> None:
         if not self._said:

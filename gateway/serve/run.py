@@ -48,6 +48,7 @@ from gateway.serve.starting import (
     ProcessSignals,
     Running,
     StartError,
+    admin_tokens_of,
     call_log,
     certificate_of,
     files_warning,
@@ -69,6 +70,7 @@ from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
 from gateway.shared.tasks import lasting
+from gateway.shared.tokens import Tokens
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
@@ -164,12 +166,13 @@ async def serve(
             stack.push_async_callback(file.aclose)
         secure, context = certificate_of("--tls-", options.certificate if alone else None, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
-        signals.on_hangup(partial(reload, (file, secure, of_control), log))
-        app = app_of(options, gateway, port, signals, file, errors, log)
+        admin, admin_tokens = admin_tokens_of(options, stack)
+        signals.on_hangup(partial(reload, (file, secure, of_control, admin), log))
+        app = app_of(options, gateway, port, signals, file, errors, log, admin_tokens)
         control = ControlPort(app, options.control, watchers, control_context)
         stack.push_async_callback(control.aclose)
         await _listen(options, gateway, port, control, context, sockets, place)
-        sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_token or "", stack)
+        sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_tokens, stack)
         stack.callback(lasting("the history", partial(gateway.observer.run, port.count)).cancel)
         freeze()
         if place is None or not place.told:
@@ -268,7 +271,7 @@ def _running(
 
 
 async def _own_sidecar(
-    options: Options, gateway: Gateway, control: str, token: str, stack: AsyncExitStack
+    options: Options, gateway: Gateway, control: str, tokens: Tokens, stack: AsyncExitStack
 ) -> SidecarProcess | None:
     """Start the sidecar that this process runs, if any. Back when its models can be asked for. Raises StartError."""
     # A sidecar writes to the same standard error, so its lines get the same format.
@@ -278,7 +281,7 @@ async def _own_sidecar(
             flags = ("--gateway", reachable(control), *log_format)
             sidecar = SidecarProcess(options.sidecar, flags, SIDECAR_ENDS_WITHIN, say)
         elif options.demo:
-            sidecar = stack.enter_context(embedded_sidecar(control, token, say, log_format))
+            sidecar = stack.enter_context(embedded_sidecar(control, "".join(tokens[:1]), say, log_format))
         else:
             return None
         stack.push_async_callback(sidecar.stop)

@@ -24,8 +24,10 @@ from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.addresses import reachable
 from gateway.shared.certificate import Certificate
+from gateway.shared.files.token_file import tokens_of
 from gateway.shared.lines import LineWriter, open_to_append, say
 from gateway.shared.operator_log import as_text
+from gateway.shared.tokens import AcceptedTokens, Tokens
 from gateway.shared.watched_file import WatchedFile
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     control: str = "127.0.0.1:8001"
     certificate: Certificate | None = None  # of the data port; None: plain HTTP
     control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
-    admin_token: str | None = None
+    admin_tokens: Tokens = ()  # of the control port, where no file has them
+    admin_token_file: Path | None = None
     log: str = "-"
     log_format: str | None = None  # json, text; None: text on a terminal, else json
     epp: str | None = None  # where Envoy asks for endpoints; None: nowhere
@@ -159,6 +162,22 @@ def certificate_of(
     watched.start(apply or partial(certificate.renew, context))
     stack.push_async_callback(watched.aclose)
     return watched, context
+
+
+def admin_tokens_of(options: Options, stack: AsyncExitStack) -> tuple[WatchedFile | None, AcceptedTokens]:
+    """The file of the control port's tokens, watched until the stack ends, and those that the port accepts. A pipe is
+    read by the command line alone."""
+    file, accepted = options.admin_token_file, AcceptedTokens(options.admin_tokens)
+    if file is None or not file.is_file():
+        return None, accepted
+    watched = WatchedFile(file, partial(tokens_of, file), say, name="admin-token")
+    try:
+        accepted.renew(watched.first())
+    except (OSError, ValueError) as error:  # it has changed since the command line was read
+        say(f"--admin-token-file: the tokens that it had stay: {error}")
+    watched.start(accepted.renew)
+    stack.push_async_callback(watched.aclose)
+    return watched, accepted
 
 
 def certificate_now(flag: str, certificate: Certificate | None) -> None:

@@ -22,7 +22,6 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 SIMILAR = 0.6  # of 1, from which a name is taken for another's
-TOKEN_LENGTH = 16
 
 
 class Mistake(Exception):
@@ -144,11 +143,3 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         except (Mistake, Impossible, *getattr(given.module, "MISTAKES", ())) as error:
             print("\n".join(f"{self.name}: {line}" for line in str(error).splitlines()), file=sys.stderr)
             return 1 if isinstance(error, Impossible) else 2
-
-
-def token_of(text: str, source: str) -> str:
-    """The token in a text, without the space around it. Raises Mistake, which begins with `source`."""
-    token = text.strip()
-    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
-        raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
-    return token

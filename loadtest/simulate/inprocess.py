@@ -200,7 +200,7 @@ class GatewayTarget:
         rng = random.Random(seed)  # noqa: S311 # a simulation
         log = cast("CallLog", self.records)
         self.gateway = Gateway(
-            Configuration(self.policy, sidecar_token=sidecar_token),
+            Configuration(self.policy, sidecar_tokens=(sidecar_token,) if sidecar_token else ()),
             entries,
             log,
             rng,

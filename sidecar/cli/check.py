@@ -13,7 +13,7 @@ from gateway.shared.command_line import Mistake
 from gateway.shared.files.checked import Fault, InvalidFile, Problem, Value
 from gateway.shared.files.findings import check_files, placed
 from gateway.shared.files.plain_file import open_plain
-from sidecar.cli.files import ca_of, tokens_of
+from sidecar.control.named_files import ca_of, tokens_of, unwise_files
 from sidecar.core.config import (
     MAX_BYTES,
     SidecarConfig,
@@ -83,7 +83,8 @@ def _checked(name: str, *, files: bool, explained: bool) -> tuple[str, list[Prob
     except OSError as error:
         return "", [Problem(file=name, found=error.strerror or str(error))]
     whole = explain(config).removesuffix("\n")
-    return whole if explained else good, _unwise(name, warnings(config), reading.root)
+    lines = [*warnings(config), *(unwise_files(config, path) if files else ())]
+    return whole if explained else good, _unwise(name, lines, reading.root)
 
 
 def _unwise(name: str, lines: Iterable[str], root: Value, *within: str) -> list[Problem]:

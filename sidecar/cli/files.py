@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
 
-from gateway.shared.certificate import authorities_in
-from gateway.shared.command_line import Impossible, Mistake, token_of
+from gateway.shared.command_line import Impossible, Mistake
 from gateway.shared.files.checked import UNREAD
 from gateway.shared.files.plain_file import open_plain
-from sidecar.control.client import ControlClient, NoSidecar, Rejected, Tokens
+from sidecar.control.client import ControlClient, NoSidecar, Rejected
+from sidecar.control.named_files import ca_of, tokens_of
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
 from sidecar.ray import pool
 from sidecar.residency.state_file import StateFile
 from sidecar.serve.operator_log import say
 
 T = TypeVar("T")
-TOKEN_BYTES = 4096
-CA_BYTES = 16 * 1024**2  # the system's own bundle has 220 KB
 
 
 def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
@@ -48,40 +45,12 @@ def pool_of(path: Path) -> pool.PoolConfig:
         raise Mistake(str(error)) from error
 
 
-def tokens_of(config: SidecarConfig, path: Path) -> Tokens:
-    """The tokens in the files that the config at `path` names. Raises Mistake."""
-    report = _token(config.token_file, "token_file", path)
-    order = _token(config.order_token_file, "order_token_file", path)
-    return Tokens(report=report, order=report if order is None else order)
-
-
-def ca_of(config: SidecarConfig, path: Path) -> str | None:
-    """The certificates in the ca_file of the config at `path`, in PEM. Raises Mistake."""
-    if config.ca_file is None:
-        return None
-    file = path.parent / config.ca_file
-    try:
-        found = authorities_in(_read(file, CA_BYTES, "ca_file "))
-        ssl.create_default_context(cadata=found)
-    except ssl.SSLError as error:
-        raise Mistake(f"ca_file {file}: no certificates in PEM: {error.reason or error}") from error
-    return found
-
-
-def _token(name: str | None, field: str, path: Path) -> str | None:
-    """The token in a file, without the space around it. Raises Mistake, which begins with the field."""
-    if name is None:
-        return None
-    file = path.parent / name
-    return token_of(_read(file, TOKEN_BYTES, f"{field} ").decode("latin-1"), f"{field} {file}")
-
-
-def _read(path: Path, most: int, field: str = "") -> bytes:
+def _read(path: Path, most: int) -> bytes:
     try:
         with open_plain(path) as file:
             return file.read(most)
     except OSError as error:
-        raise Mistake(f"{field}{path}: {error.strerror}") from error
+        raise Mistake(f"{path}: {error.strerror}") from error
 
 
 class File:
@@ -97,7 +66,7 @@ class File:
 
     def report_to(self, gateway: str) -> None:
         """Report to another gateway's control port, too. Raises Mistake where the file names no token to show it."""
-        if self.tokens.report is None:
+        if not self.tokens.report:
             raise Mistake(f"{self.path}: token_file: the gateway wants one: `sidecar init` shows how, or sidecar.token")
         if gateway not in self.config.gateways:
             self.config = msgspec.structs.replace(self.config, gateways=(*self.config.gateways, gateway))

@@ -17,8 +17,9 @@ import msgspec
 
 from gateway.shared.command_line import Impossible, Parser, added
 from gateway.shared.formatting import columns, shown
-from sidecar.cli.files import pool_of, tokens_of
-from sidecar.control.client import Tokens
+from sidecar.cli.files import pool_of
+from sidecar.control.client import SidecarTokens
+from sidecar.control.named_files import tokens_of
 from sidecar.core.config import warnings
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig
@@ -80,7 +81,7 @@ def up(config: str) -> int:
     return 0 if _good(found) else 1
 
 
-def _up(cluster: Pool, pool: PoolConfig, tokens: Tokens) -> Nodes:
+def _up(cluster: Pool, pool: PoolConfig, tokens: SidecarTokens) -> Nodes:
     cluster.up(pool, tokens)
     until = time.monotonic() + UP_WITHIN
     while not _good(found := cluster.status()) and time.monotonic() < until:

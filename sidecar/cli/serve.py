@@ -14,6 +14,7 @@ from sidecar.control.status_table import table
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.status import Status
 from sidecar.residency.state_file import Locked
+from sidecar.serve.assembly import Secrets
 from sidecar.serve.run import Options, StartError, run
 
 DESCRIPTION = "Run the sidecar."
@@ -25,7 +26,8 @@ to end. Started again after it was killed, it does the same.
 
 When the file is saved, or on SIGHUP, it is read again, and the log says what that changes. One with mistakes changes
 nothing. A model whose engine would be started otherwise gets no new calls, and its engine ends once those that run have
-ended, after 10 min at most; one that is gone ends in the same way. Addresses, tokens and GPUs count at the next start.
+ended, after 10 min at most; one that is gone ends in the same way. Addresses and GPUs count at the next start, the
+content of the tokens' and certificates' files at once.
 
 examples:
   sidecar serve                                  with ./sidecar.yaml
@@ -67,8 +69,7 @@ def command(given: argparse.Namespace) -> int:
         announce=_announce,
         file=file.path,
         config=file.config,
-        tokens=file.tokens,
-        ca=file.ca,
+        secrets=Secrets(tokens=file.tokens, ca=file.ca),
         gpus_from=gpus_from,
     )
     try:

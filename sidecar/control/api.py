@@ -30,8 +30,9 @@ from starlette.types import Scope
 
 from gateway.shared.addresses import is_loopback
 from gateway.shared.control.body import TooLarge, body_of
-from gateway.shared.control.guard import BearerToken, Guard, Headers, names_loopback
+from gateway.shared.control.guard import Guard, Headers, names_loopback, shows
 from gateway.shared.protocol import Ensured, encode
+from gateway.shared.tokens import AcceptedTokens
 from sidecar.control.metrics import Metrics
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
@@ -53,7 +54,7 @@ NAMES_ONLY = (
 
 
 class ControlApiRules:
-    """Access rules, which every request passes in this order. `token` None: only this machine is answered.
+    """Access rules, which every request passes in this order. `tokens` empty: only this machine is answered.
 
     - A request of a browser's page, by its Origin or Sec-Fetch-Site, is answered 403. No page is ours, and an
       operator's browser must not stop a model because of a page it shows.
@@ -62,21 +63,21 @@ class ControlApiRules:
     - With a token every path but /healthz demands it, as `Authorization: Bearer TOKEN`.
     """
 
-    def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else BearerToken(token)
+    def __init__(self, tokens: AcceptedTokens) -> None:
+        self._tokens, self._guarded = tokens, bool(tokens)
 
     def refusal(self, scope: Scope, given: Headers) -> Response | None:
         """The answer to a request that may not pass; None: it may."""
         if given.get(b"origin") or any(site != b"none" for site in given.get(b"sec-fetch-site", ())):
             return error(403, "cross_origin", "The sidecar answers no pages in browsers.")
-        if self._token is None:
+        if not self._guarded:
             host, _ = scope.get("client") or ("", 0)
             if not is_loopback(host):
                 return error(403, "not_allowed", "Without a token_file the sidecar answers only its own machine.")
             if not names_loopback(given):
                 message = "Without a token_file the sidecar answers only to localhost, 127.0.0.1 and [::1]."
                 return error(421, "misdirected_request", message)
-        elif scope["path"] != HEALTH and not self._token.shown(given):
+        elif scope["path"] != HEALTH and not shows(given, self._tokens):
             message = "The sidecar wants the token in its token_file: Authorization: Bearer TOKEN."
             return error(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
         return None
@@ -104,8 +105,8 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[str, ...]
 
 
-def control_app(api: Api, token: str | None) -> Starlette:
-    """Build the application, for whoever shows the order token."""
+def control_app(api: Api, tokens: AcceptedTokens) -> Starlette:
+    """Build the application, for whoever shows an order token."""
     app = Starlette(
         routes=[
             Route(HEALTH, api.healthz),
@@ -120,7 +121,7 @@ def control_app(api: Api, token: str | None) -> Starlette:
                 for order in get_args(Order)
             ),
         ],
-        middleware=[Middleware(Guard, ControlApiRules(token).refusal, HEADERS)],
+        middleware=[Middleware(Guard, ControlApiRules(tokens).refusal, HEADERS)],
         exception_handlers={HTTPException: _not_here, _Bad: _refused},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word

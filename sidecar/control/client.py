@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gateway.shared.addresses import EVERY_INTERFACE
+from gateway.shared.tokens import Tokens
 from sidecar.core.config import SidecarConfig
 
 T = TypeVar("T")
@@ -29,12 +30,12 @@ class Rejected(Exception):
         self.code = code
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """`report`: what a sidecar shows gateways. `order`: what its control API and its relay want to be shown; the same
-    where the file names one token alone. None: no token."""
+class SidecarTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """`report`: of which a sidecar shows gateways the first. `order`: of which its control API and its relay want to be
+    shown one; the same where the file names one file alone. Empty: no token."""
 
-    report: str | None = None
-    order: str | None = None
+    report: Tokens = ()
+    order: Tokens = ()
 
 
 class _Error(msgspec.Struct):
@@ -47,14 +48,14 @@ class _Body(msgspec.Struct):
 
 
 class ControlClient:
-    """The control API of the sidecar that `config` is of, asked with `token`."""
+    """The control API of the sidecar that `config` is of, asked with the first of `tokens`."""
 
-    def __init__(self, config: SidecarConfig, token: str | None) -> None:
+    def __init__(self, config: SidecarConfig, tokens: Tokens) -> None:
         host = EVERY_INTERFACE.get(config.listen.host, config.listen.host)
         self.address = f"{host}:{config.listen.port}"
         self._host = host.strip("[]")
         self._port = config.listen.port
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._headers = {"authorization": f"Bearer {tokens[0]}"} if tokens else {}
 
     def ask(self, method: Literal["GET", "POST"], path: str, body: object = None) -> bytes:
         """The body of a 200. Raises NoSidecar, Rejected."""
@@ -92,5 +93,5 @@ class ControlClient:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return Rejected(f"what answers at {self.address} is no sidecar: it says {status} {answer[:80]!r}")
         if status == 401:
-            return Rejected(f"the sidecar at {self.address} was started with another token than token_file has now")
+            return Rejected(f"the sidecar at {self.address} has another token than token_file: its log says why")
         return Rejected(error.message, error.code)

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sidecar.control.client import Tokens
+from sidecar.control.client import SidecarTokens
 from sidecar.ray.node import END_WITHIN, Node, NodeStatus
 from sidecar.ray.pool import Cluster, PoolConfig, explain, node_id
 from sidecar.serve.operator_log import say
@@ -55,7 +55,7 @@ class PoolNode(msgspec.Struct, frozen=True, kw_only=True):
 class Controller:
     """Follows the nodes of the cluster it runs in. `tokens`: of every node's sidecar."""
 
-    def __init__(self, pool: PoolConfig, tokens: Tokens) -> None:
+    def __init__(self, pool: PoolConfig, tokens: SidecarTokens) -> None:
         self._pool = pool
         self._tokens = tokens
         self._digest = hashlib.sha256(f"{explain(pool)}{tokens.report} {tokens.order}".encode()).hexdigest()[:12]
@@ -173,7 +173,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
 
-    def up(self, pool: PoolConfig, tokens: Tokens) -> None:
+    def up(self, pool: PoolConfig, tokens: SidecarTokens) -> None:
         """Have this pool, and no other. Returns once it has a controller. Raises Unreachable."""
         _kill(CONTROLLER)
         until = time.monotonic() + ANSWER_WITHIN

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.protocol import ModelReport
-from sidecar.control.client import ControlClient, NoSidecar, Rejected, Tokens
+from sidecar.control.client import ControlClient, NoSidecar, Rejected, SidecarTokens
 from sidecar.core.config import SidecarConfig, explain
 from sidecar.core.status import Status
 from sidecar.ray.pool import PoolConfig, file_of, for_node
@@ -48,7 +48,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Node:
     """The sidecar of the node with this id and `address`, in the pool; `tokens` for the files that its own names."""
 
-    def __init__(self, pool: PoolConfig, node: str, address: str, tokens: Tokens) -> None:
+    def __init__(self, pool: PoolConfig, node: str, address: str, tokens: SidecarTokens) -> None:
         self._node = node
         self._config = for_node(pool, node, address)
         self._file = Path(file_of(pool, node))
@@ -103,12 +103,12 @@ class Node:
         """Run a sidecar until it ends. Return the last line of its log."""
         own = self._file.parent / self._node
         own.mkdir(parents=True, exist_ok=True)
-        for name, token in (
+        for name, tokens in (
             (self._config.token_file, self._tokens.report),
             (self._config.order_token_file, self._tokens.order),
         ):
             if name is not None:
-                replace(self._file.parent / name, (token or "").encode())
+                replace(self._file.parent / name, "".join(f"{token}\n" for token in tokens).encode())
         replace(self._file, explain(self._config).encode())
         log = own / "sidecar.log"
         with log.open("wb") as output:

@@ -33,9 +33,10 @@ from gateway.relay.wire.messages import Request, ServerSettings, answer, with_to
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.server import Server
 from gateway.shared.certificate import Certificate
-from gateway.shared.control.guard import BearerToken
+from gateway.shared.control.guard import shows
 from gateway.shared.protocol import ENGINES_PATH, Ensured, ModelReport, encode
 from gateway.shared.tasks import cancel, telling
+from gateway.shared.tokens import AcceptedTokens
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 from sidecar.core.addresses import Address
@@ -94,13 +95,13 @@ def certificate_of(settings: RelaySettings, folder: Path) -> Certificate | None:
 
 
 class Relay:
-    """`token`: the order token. `engine` finds the engine of a profile, None where there is none. `ensure` has a model
+    """`tokens`: order tokens. `engine` finds the engine of a profile, None where there is none. `ensure` has a model
     made ready and reports it, `log` gives the last lines of its engine; None where there is no such profile. `leaving`:
     no order is taken any more. `say` takes a line for the operator."""
 
     def __init__(
         self,
-        token: str,
+        tokens: AcceptedTokens,
         *,
         engine: Callable[[str], RelayedEngine | None],
         ensure: Callable[[str], ModelReport | None],
@@ -108,7 +109,7 @@ class Relay:
         leaving: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        self._token = BearerToken(token)
+        self._tokens = tokens
         self._engine = engine
         self._ensure = ensure
         self._log = log
@@ -158,7 +159,7 @@ class Relay:
 
     def _judged(self, request: Request) -> bytes | None:
         shown = request.fields.get(b"authorization")
-        if shown is None or not self._token.shown({b"authorization": (shown,)}):
+        if shown is None or not shows({b"authorization": (shown,)}, self._tokens):
             body = _error(401, "invalid_api_key", "The relay wants the order token: Authorization: Bearer TOKEN.")
             return answer(401, JSON + b"www-authenticate: Bearer\r\n", body, close=True)
         request.known = True

@@ -79,11 +79,19 @@ class GatewayLink:
         self._scheme = "http" if relay is None or relay.certificate_file is None else "https"
         self._report, self._heard, self._say = report, heard, shared.say
         self._control: str | None = None
-        self._headers = request_headers("weir-sidecar", shared.token) | {"content-type": "application/json"}
         self._error: str | None = None  # None: not tried yet, empty: it takes reports
         self._since = _now()
         self._failures = 0
-        self._transport = transport_to(url, ca=shared.ca)
+        self._ca: str | None = None
+        self._transports: list[httpx.AsyncBaseTransport] = []  # the last one is used
+        self.go_by(shared.token, shared.ca)
+
+    def go_by(self, token: str | None, ca: str | None) -> None:
+        """Show this token from the next report on, and trust these authorities."""
+        self._headers = request_headers("weir-sidecar", token) | {"content-type": "application/json"}
+        if not self._transports or ca != self._ca:
+            self._ca = ca
+            self._transports.append(transport_to(self.url, ca=ca))
 
     @property
     def taken(self) -> bool:
@@ -122,7 +130,8 @@ class GatewayLink:
 
     async def aclose(self) -> None:
         """Close the connection."""
-        await self._transport.aclose()
+        for transport in self._transports:
+            await transport.aclose()
 
     async def _change(self, until: float) -> None:
         try:
@@ -165,7 +174,7 @@ class GatewayLink:
                 report = self._report(self._relayed, self._control)
                 content = protocol.encode(report)
                 request = httpx.Request("POST", self.url + protocol.REPORT_PATH, headers=self._headers, content=content)
-                status, answer = await exchange(self._transport, request, protocol.MAX_BYTES)
+                status, answer = await exchange(self._transports[-1], request, protocol.MAX_BYTES)
         except AnswerTooLarge:
             raise ReportFailed(f"its answer has more than {protocol.MAX_BYTES} bytes") from None
         except TimeoutError:

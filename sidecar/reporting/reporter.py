@@ -72,6 +72,12 @@ class Reporter:
         for link in self._links:
             self._begin(link)
 
+    def go_by(self, token: str | None, ca: str | None) -> None:
+        """Show gateways this token, and trust these authorities of their certificates, from now on."""
+        self._settings = msgspec.structs.replace(self._settings, token=token, ca=ca)
+        for link in self._links:
+            link.go_by(token, ca)
+
     def _link(self, url: str, member: str = "") -> GatewayLink:
         return GatewayLink(url, self._settings, self._report, self._heard, member)
 

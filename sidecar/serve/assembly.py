@@ -17,9 +17,14 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.shared.command_line import Mistake
+from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import ModelReport
+from gateway.shared.tokens import AcceptedTokens
 from gateway.shared.watched_file import Read, WatchedFile
+from sidecar.control.client import SidecarTokens
+from sidecar.control.named_files import ca_of, tokens_of
 from sidecar.core.config import SidecarConfig
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
@@ -73,8 +78,8 @@ def engines_of(config: SidecarConfig, folder: Path, gpus_from: Path | None = Non
     )
 
 
-def relay_of(manager: Manager, token: str, leaving: Callable[[], bool]) -> Relay:
-    """The relay to a manager's engines, which does not listen yet. `token`: the order token."""
+def relay_of(manager: Manager, tokens: AcceptedTokens, leaving: Callable[[], bool]) -> Relay:
+    """The relay to a manager's engines, which does not listen yet. `tokens`: the order tokens."""
 
     def engine(profile: str) -> RelayedEngine | None:
         found = manager.machine.running.get(profile)
@@ -88,7 +93,7 @@ def relay_of(manager: Manager, token: str, leaving: Callable[[], bool]) -> Relay
     def log(profile: str, lines: int) -> list[str] | None:
         return manager.lines(profile, lines) if profile in manager.entries else None
 
-    return Relay(token, engine=engine, ensure=ensure, log=log, leaving=leaving, say=say)
+    return Relay(tokens, engine=engine, ensure=ensure, log=log, leaving=leaving, say=say)
 
 
 def sidecar_id(config: SidecarConfig) -> str:
@@ -118,19 +123,38 @@ def host_memory(config: SidecarConfig) -> int:
     return total // 2
 
 
-class FileReload:
-    """Reloads of the file at `path`. `started`: the config with which the sidecar was started, with `gateway` beside
-    the file's gateways. Raises what reading raises, because the file may have changed since."""
+class Secrets(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of the files that the sidecar's file names. `ca`: authorities of gateways' certificates, in PEM; None:
+    the system's."""
 
-    def __init__(self, path: Path, started: SidecarConfig, gateway: str | None, manager: Manager) -> None:
+    tokens: SidecarTokens = SidecarTokens()
+    ca: str | None = None
+
+
+class FileReload:
+    """Reloads of the file at `path`, and of the tokens and authorities that it names, which `apply` takes. `started`:
+    the config with which the sidecar was started, with `gateway` beside the file's gateways. Raises what reading
+    raises, because the files may have changed since."""
+
+    def __init__(
+        self,
+        path: Path,
+        started: SidecarConfig,
+        gateway: str | None,
+        manager: Manager,
+        apply: Callable[[Secrets], None],
+    ) -> None:
         self.last: Changes = {}
         self._started = started
         self._gateway = gateway
         self._manager = manager
         self._path = path
         self._folder = str(path.absolute().parent.resolve())
-        self._watched = WatchedFile(path, self._load, _say, name="file")
+        failures = (InvalidFile, Mistake, OSError, ValueError)
+        self._watched = WatchedFile(path, self._load, _say, failures=failures, name="file")
         self._first = self._watched.first()
+        self._secrets = self._first[2]
+        self._take_secrets = apply
         self.ask: Callable[[], None] = self._watched.ask
         self.aclose: Callable[[], Awaitable[None]] = self._watched.aclose
 
@@ -150,19 +174,25 @@ class FileReload:
 
     def start(self) -> None:
         """Watch it in the running loop."""
+        self._take_secrets(self._secrets)
         if self._first[1] != self._started:
             self._apply(self._first)
         self._watched.start(self._apply)
 
-    def _load(self, read: Read) -> tuple[SidecarConfig, SidecarConfig]:
+    def _load(self, read: Read) -> tuple[SidecarConfig, SidecarConfig, Secrets]:
         file, taken = newer(read(self._path), str(self._path), self._started, self._folder)
         beside = self._gateway
         if beside is not None and beside not in file.gateways:
             file = msgspec.structs.replace(file, gateways=(*file.gateways, beside))
-        return file, taken
+        tokens, ca = tokens_of(taken, self._path, read), ca_of(taken, self._path, read)
+        return file, taken, Secrets(tokens=tokens, ca=ca)
 
-    def _apply(self, loaded: tuple[SidecarConfig, SidecarConfig]) -> None:
-        file, taken = loaded
+    def _apply(self, loaded: tuple[SidecarConfig, SidecarConfig, Secrets]) -> None:
+        file, taken, secrets = loaded
+        if secrets != self._secrets:
+            self._secrets = secrets
+            self._take_secrets(secrets)
+            say("file: the tokens or authorities that it names have changed")
         self.last = self._manager.file.take(file, taken, host_memory(taken))
         for kind, names in self.last.items():
             if names:

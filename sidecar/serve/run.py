@@ -22,15 +22,17 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
+from gateway.shared.command_line import Mistake
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import standard_error
 from gateway.shared.operator_log import as_text
 from gateway.shared.service_manager import ServiceManager
+from gateway.shared.tokens import AcceptedTokens
 from sidecar import __version__
 from sidecar.control.api import Api, control_app
-from sidecar.control.client import Tokens
+from sidecar.control.named_files import unwise_files
 from sidecar.core.config import RelaySettings, SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
 from sidecar.core.status import Status
@@ -40,7 +42,7 @@ from sidecar.reporting.gateway_link import Reporting
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import StateFile, own_state
-from sidecar.serve.assembly import FileReload, gpus_of, managed, relay_of, sidecar_id
+from sidecar.serve.assembly import FileReload, Secrets, gpus_of, managed, relay_of, sidecar_id
 from sidecar.serve.operator_log import say
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines or the relay end with the sidecar
@@ -55,16 +57,15 @@ class StartError(Exception):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command line. `file` is where `config` was read, with `gateway` beside its gateways; `tokens`,
-    `ca`: the content of files that it names; `gpus_from`: a folder that simulates GPUs. Where standard input ends, so
+    """Options of the command line. `file` is where `config` was read, with `gateway` beside its gateways, and
+    `secrets` in the files that it names; `gpus_from`: a folder that simulates GPUs. Where standard input ends, so
     does a sidecar that is to `end_with_parent`. One that is to `end_engines` ends them with it always."""
 
     announce: Callable[[Status], None]  # called once everything listens
     file: Path
     config: SidecarConfig
     gateway: str | None = None
-    tokens: Tokens = Tokens()
-    ca: str | None = None
+    secrets: Secrets = Secrets()
     gpus_from: Path | None = None
     end_engines: bool = False
     end_with_parent: bool = False
@@ -95,13 +96,13 @@ async def serve(options: Options) -> None:
         await manager.open()
         view = StatusView(manager, state, gpus, options)
         try:
-            file = view.file = FileReload(options.file, config, options.gateway, manager)
-        except (InvalidFile, OSError) as error:  # it has changed since the command line was read
+            file = view.file = FileReload(options.file, config, options.gateway, manager, view.go_by)
+        except (InvalidFile, Mistake, OSError) as error:  # it has changed since the command line was read
             raise StartError(str(error)) from error
         api = Api(manager=manager, view=view.status, end=ending.ask, leaving=ending.first.is_set)
-        port = ControlPort(control_app(api, options.tokens.order), str(config.listen), log="weir.sidecar")
+        port = ControlPort(control_app(api, view.accepted), str(config.listen), log="weir.sidecar")
         try:
-            view.relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
+            view.relay, relayed = await listeners(port, options, manager, view.accepted, ending.first.is_set, stack)
         except StartError:
             await manager.close(end_engines=False)
             await state.flush()
@@ -109,12 +110,12 @@ async def serve(options: Options) -> None:
         view.control, listen = port.address, msgspec.structs.replace(config.listen, port=port.port)
         settings = Reporting(
             sidecar=sidecar_id(config), boot=view.boot, listen=listen, relay=relayed,
-            token=options.tokens.report, ca=options.ca, say=say,
+            say=say, token=next(iter(options.secrets.tokens.report), None), ca=options.secrets.ca,
         )  # fmt: skip
         view.reporter = Reporter(manager, config.gateways, settings)
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
-        for line in warnings(config):
+        for line in (*warnings(config), *unwise_files(config, options.file)):
             say(line)
         running = asyncio.get_running_loop().create_task(manager.run())
         file.start()
@@ -151,7 +152,14 @@ class StatusView:
         self._gpus = gpus
         self._options = options
         self.boot = secrets.token_hex(8)  # another one after each start
+        self.accepted = AcceptedTokens(options.secrets.tokens.order)
         self._began = time.monotonic()
+
+    def go_by(self, found: Secrets) -> None:
+        """Accept and show these tokens from now on, and trust these authorities."""
+        self.accepted.renew(found.tokens.order)
+        if self.reporter is not None:
+            self.reporter.go_by(next(iter(found.tokens.report), None), found.ca)
 
     def status(self) -> Status:
         """Return the current status."""
@@ -178,7 +186,12 @@ class StatusView:
 
 
 async def listeners(
-    port: ControlPort, options: Options, manager: Manager, leaving: Callable[[], bool], stack: AsyncExitStack
+    port: ControlPort,
+    options: Options,
+    manager: Manager,
+    tokens: AcceptedTokens,
+    leaving: Callable[[], bool],
+    stack: AsyncExitStack,
 ) -> tuple[Relay | None, RelaySettings | None]:
     """Have the control API listen and, if the file has one, the relay: it, and the settings that it listens by. The
     stack ends them. Raises StartError."""
@@ -187,7 +200,7 @@ async def listeners(
     await listening(f"listen {options.config.listen}", port.start())
     if settings is None:
         return None, None
-    relay = relay_of(manager, options.tokens.order or "", leaving)
+    relay = relay_of(manager, tokens, leaving)
     stack.push_async_callback(relay.aclose)
     start = relay.start(settings, options.file.absolute().parent)
     return relay, await listening(f"relay {settings.listen}", start)

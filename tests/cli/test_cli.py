@@ -101,7 +101,7 @@ def test_the_defaults(ran: Ran) -> None:
     assert options.policy is None
     assert options.engines == (EngineEntry(url="http://127.0.0.1:9"),)
     assert (options.embedded, options.listen, options.control) == ((), "127.0.0.1:8000", "127.0.0.1:8001")
-    assert (options.certificate, options.admin_token, options.log) == (None, None, "-")
+    assert (options.certificate, options.admin_tokens, options.log) == (None, (), "-")
     assert options.epp is None
 
 
@@ -121,7 +121,7 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
     assert options.policy == ROOT / "policies" / "demo.yaml"
     assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
     assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
-    assert (options.listen, options.control, options.admin_token) == ("unix:/run/weir.sock", "0.0.0.0:8001", TOKEN)
+    assert (options.listen, options.control, options.admin_tokens) == ("unix:/run/weir.sock", "0.0.0.0:8001", (TOKEN,))
     assert options.certificate == Certificate(Path("c.pem"), Path("k.pem"), Path("ca.pem"))
     assert options.control_certificate == Certificate(Path("d.pem"), Path("l.pem"))
     assert options.log == "none"
@@ -138,7 +138,7 @@ def test_the_demo(ran: Ran) -> None:
 
 def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    assert ran.served(*ENGINE, "--control", "127.0.0.1:8001").admin_token == TOKEN
+    assert ran.served(*ENGINE, "--control", "127.0.0.1:8001").admin_tokens == (TOKEN,)
 
 
 def test_a_token_that_would_cross_a_network_in_the_clear_is_warned_of(
@@ -230,7 +230,10 @@ def test_a_mistake_is_one_clear_line_and_status_2(ran: Ran, argv: list[str], exp
 def test_a_weak_token_is_refused(ran: Ran, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     status, _, err = ran("serve", *ENGINE)
-    assert (status, err) == (2, f"gateway: {TOKEN_VARIABLE}: a token is at least 16 visible ASCII characters\n")
+    assert (status, err) == (
+        2,
+        f"gateway: {TOKEN_VARIABLE}: a token is at least 16 visible ASCII characters; 2 at most, one a line\n",
+    )
 
 
 def test_what_keeps_the_gateway_from_starting_is_told_in_the_same_way(
@@ -550,7 +553,7 @@ def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(r
         f"{policy}:5:87: fleet.engines[1].api_key_file: found {tmp_path}/$KEY: {none}; variables are not replaced by "
         "their values",
         f"{policy}:6:14: fleet.sidecars.token_file: found something else in {tmp_path}/short.token, expected a file "
-        "with one token of at least 16 visible ASCII characters",
+        "with one token, or 2, one a line, of at least 16 visible ASCII characters",
         f"{policy}:6:47: fleet.sidecars.allow[0]: found '10.0.0.1/8', expected an IP address or a CIDR block "
         "without bits beyond its prefix (did you mean 10.0.0.0/8?)",
     ]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gateway.decider.relays.elsewhere import process_of
-from gateway.frames.entrance import Token, VoteRequest
+from gateway.frames.entrance import ClusterToken, VoteRequest
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.store import Machines, MemberRecord, Store, control_url, members_of
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
@@ -27,7 +27,7 @@ def membership(
         "a:1",
         "life",
         cast("Store", None),
-        Token("prod", "sixteen-characters-or-more"),
+        ClusterToken("prod", ("sixteen-characters-or-more",)),
         left,
         lambda: 100.0,
         trust=None,

@@ -25,7 +25,7 @@ TOO_OLD = 600.0  # seconds since an answer, of a turn that elects nobody
 
 
 def of(url: str, me: str, cluster: str = "prod", life: str = "1", fingerprint: str = "t") -> Store:
-    return Store(opened(url, None), cluster, me, MemberRecord(life, 2), fingerprint)
+    return Store(opened(url, None), cluster, me, MemberRecord(life, 2), fingerprint.split())
 
 
 @pytest.fixture(autouse=True)

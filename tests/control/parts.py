@@ -28,6 +28,7 @@ from gateway.decider.report_intake import ReportIntake
 from gateway.shared.addresses import split_address
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.tokens import AcceptedTokens
 from gateway.shared.vllm.answers import ModelCard
 from tests.plain_http import NOBODY
 
@@ -90,7 +91,7 @@ class Parts:
         self.dispatch = Dispatch(
             self.fleet, policy, random.Random(1), loop.time, RetryBudget(Current(Snapshot(policy)))
         )
-        app = control_app(control_parts(self.dispatch, **settings), token)
+        app = control_app(control_parts(self.dispatch, **settings), AcceptedTokens([token] if token else ()))
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0)
 

@@ -29,7 +29,7 @@ def ordered(status: int, sidecar: str, profile: str) -> tuple[int, bytes, list[s
     asked: list[str] = []
 
     async def scene() -> tuple[int, bytes]:
-        gateway = Gateway(Configuration(POLICY, order_token=TOKEN), (), None, random.Random(1), say=lambda _: None)
+        gateway = Gateway(Configuration(POLICY, order_tokens=(TOKEN,)), (), None, random.Random(1), say=lambda _: None)
 
         async def played(request: httpx.Request) -> httpx.Response:
             asked.append(f"{request.method} {request.url} {request.headers['authorization']}")

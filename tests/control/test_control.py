@@ -12,6 +12,7 @@ from gateway.core.engines.trouble import Trouble
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.tasks import lasting
+from gateway.shared.tokens import AcceptedTokens
 from tests.control.parts import TOKEN, Parts, control_parts, play
 
 
@@ -145,7 +146,7 @@ def test_headers_are_bounded() -> None:
 
 def test_an_address_in_use_is_an_error_of_start() -> None:
     async def scene(gateway: Parts) -> None:
-        app = control_app(control_parts(gateway.dispatch), None)
+        app = control_app(control_parts(gateway.dispatch), AcceptedTokens(()))
         again = ControlPort(app, gateway.port.address.removeprefix("http://"))
         with pytest.raises(OSError, match="in use"):
             await again.start()
@@ -212,7 +213,7 @@ def test_loopback(address: str, expected: bool) -> None:
 def test_ipv6_has_a_url_of_its_own() -> None:
     async def main() -> None:
         gateway = Parts()
-        app = control_app(control_parts(gateway.dispatch), None)
+        app = control_app(control_parts(gateway.dispatch), AcceptedTokens(()))
         port = ControlPort(app, "[::1]:0")
         try:
             await port.start()

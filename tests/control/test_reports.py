@@ -19,6 +19,7 @@ from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.protocol import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
+from gateway.shared.tokens import AcceptedTokens, Tokens
 from tests.control.parts import control_parts
 from tests.plain_http import NOBODY
 
@@ -39,18 +40,18 @@ def report(*models: ModelReport, sequence: int = 1, **fields: Any) -> bytes:
 class Site:
     """A gateway's control port, and a client that is a sidecar."""
 
-    def __init__(self, policy: SidecarsPolicy | None, token: str | None, admin: str | None) -> None:
+    def __init__(self, policy: SidecarsPolicy | None, tokens: Tokens, admin: str | None) -> None:
         self.lines: list[str] = []
         self.gateway = Gateway(
-            Configuration(Policy(fleet=FleetPolicy(sidecars=policy)), sidecar_token=token), (), None, random.Random(1),
-            say=self.lines.append,
+            Configuration(Policy(fleet=FleetPolicy(sidecars=policy)), sidecar_tokens=tokens), (), None,
+            random.Random(1), say=self.lines.append,
         )  # fmt: skip
         parts = control_parts(
             self.gateway.dispatch, exposition=self.gateway.metrics.exposition,
             is_user_key="sk-weir-user".__eq__, sidecars=self.gateway.sidecars, drain_engine=self.gateway.engines.drain,
             observer=self.gateway.observer,
         )  # fmt: skip
-        self.port = ControlPort(control_app(parts, admin), "127.0.0.1:0")
+        self.port = ControlPort(control_app(parts, AcceptedTokens([admin] if admin else ())), "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0)
 
     async def post(
@@ -71,7 +72,7 @@ def play(
     admin: str | None = None,
 ) -> None:
     async def main() -> None:
-        site = Site(policy, token, admin)
+        site = Site(policy, (token,) if token else (), admin)
         await site.port.start()
         try:
             await scene(site)
@@ -200,7 +201,7 @@ def test_no_sidecar_is_heard_unless_the_policy_says_so() -> None:
         answer = await site.post(report())
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_token")
         assert "no fleet.sidecars" in answer.json()["error"]["message"]
-        site.gateway.apply(Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())), {}, TOKEN))
+        site.gateway.apply(Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())), {}, (TOKEN,)))
         assert (await site.post(report(), None)).status_code == 401
         site.gateway.sidecars.admit(TOKEN.encode())
         assert (await site.post(report(), TOKEN)).status_code == 200, "the token is reloaded with the policy"

@@ -49,15 +49,17 @@ def test_sidecars_show_the_token_of_their_file(tmp_path: Path) -> None:
     policy = "fleet: {sidecars: {token_file: s.token}}\n"
     token = "0123456789abcdef"  # noqa: S105 # a test's own
     path = written(tmp_path, p_yaml=policy, s_token=f" {token}\n")
-    assert load(path, Path.read_bytes).sidecar_token == token
-    for bad in ("", "short", "two words of them", token * 300):
+    assert load(path, Path.read_bytes).sidecar_tokens == (token,)
+    path = written(tmp_path, p_yaml=policy, s_token=f"{token}\r\n\r\n{token[::-1]}\r\n")
+    assert load(path, Path.read_bytes).sidecar_tokens == (token, token[::-1]), "one takes the place of the other"
+    for bad in ("", "short", "two words of them", token * 300, f"{token}\nshort", f"{token}\n" * 3):
         path = written(tmp_path, p_yaml=policy, s_token=bad)
         with pytest.raises(InvalidFile, match=r"sidecars\.token_file: .*s\.token, .* at least 16 "):
             load(path, Path.read_bytes)
     (tmp_path / "s.token").unlink()
     with pytest.raises(InvalidFile, match=r"token_file: .*s\.token: No such file"):
         load(path, Path.read_bytes)
-    assert load(written(tmp_path, p_yaml="fleet: {sidecars: {}}\n"), Path.read_bytes).sidecar_token is None
+    assert load(written(tmp_path, p_yaml="fleet: {sidecars: {}}\n"), Path.read_bytes).sidecar_tokens == ()
 
 
 def test_what_sidecars_are_shown_and_whose_certificates_are_trusted(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_what_sidecars_are_shown_and_whose_certificates_are_trusted(tmp_path: Pa
     made(tmp_path, "ca")
     path = written(tmp_path, p_yaml=policy, o_token=order)
     found = load(path, Path.read_bytes)
-    assert (found.sidecar_token, found.order_token) == (None, order)
+    assert (found.sidecar_tokens, found.order_tokens) == ((), (order,))
     assert found.sidecar_trust == Trust(ca=(tmp_path / "ca.pem").read_text(), name="weir-sidecar")
     pem = (tmp_path / "ca.pem").read_text()
     (tmp_path / "ca.pem").write_text(f"# F\u0151tan\u00fas\u00edtv\u00e1ny, as bundles name it\n{pem}", "utf-8")

@@ -464,7 +464,7 @@ def test_an_answer_that_makes_no_sense_is_none(answer: int | bytes | None, said:
             return httpx.Response(status, headers={"location": "http://127.0.0.1:1"}, content=streamed(body))
 
         world.gateway.waking.transport = httpx.MockTransport(respond)
-        world.gateway.apply(Configuration(POLICY, {}, "the-token-of-both"))
+        world.gateway.apply(Configuration(POLICY, {}, ("the-token-of-both",)))
         (task,) = world.start(world.call(within=30.0))
         await asyncio.sleep(3.2)
         assert said in world.lines[0]

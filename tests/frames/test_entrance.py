@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from gateway.frames import entrance, visitors
-from gateway.frames.entrance import Accepted, Challenge, Entrance, Proof, Token, Unwanted, VoteRequest, visit
+from gateway.frames.entrance import Accepted, Challenge, ClusterToken, Entrance, Proof, Unwanted, VoteRequest, visit
 from gateway.frames.messages import VERSION
 from gateway.frames.visitors import Visitors
 
-GOOD = Token("prod", "sixteen-characters-or-more")
+GOOD = ClusterToken("prod", ("sixteen-characters-or-more",))
+OTHER = "another-token-of-sixteen"
 NONCE = b"n" * 32
 
 
@@ -39,7 +40,7 @@ class Echo(asyncio.Protocol):
         self.transport.write(data)  # type: ignore[attr-defined]
 
 
-def member(use: Callable[[tuple[str, int], list[str]], Awaitable[None]], token: Token = GOOD) -> list[str]:
+def member(use: Callable[[tuple[str, int], list[str]], Awaitable[None]], token: ClusterToken = GOOD) -> list[str]:
     """Lines that a member has said while somebody used its address. It gives its vote to 10.0.0.2:8010."""
     said: list[str] = []
 
@@ -90,12 +91,12 @@ def test_a_vote_is_given_at_the_entrance(leader: str, given: bool) -> None:
 @pytest.mark.parametrize(
     ("token", "shown", "told"),
     [
-        (Token("prod", "another-token-of-sixteen"), proof(), "it has another token"),
-        (Token("test", "sixteen-characters-or-more"), proof(), "it is of the cluster 'prod'"),
+        (ClusterToken("prod", (OTHER,)), proof(), "it has another token"),
+        (ClusterToken("test", ("sixteen-characters-or-more",)), proof(), "it is of the cluster 'prod'"),
         (GOOD, proof(version=VERSION + 1), f"it speaks version {VERSION + 1} of the frames"),
     ],
 )
-def test_others_are_told_why_and_so_is_the_log(token: Token, shown: Proof, told: str) -> None:
+def test_others_are_told_why_and_so_is_the_log(token: ClusterToken, shown: Proof, told: str) -> None:
     async def use(address: tuple[str, int], said: list[str]) -> None:
         with pytest.raises(Unwanted, match=told):
             await visit(address, token, shown, None, None)
@@ -114,10 +115,20 @@ def test_a_member_that_comes_to_one_that_does_not_lead_is_told_and_the_log_is_no
     assert member(use) == []
 
 
+@pytest.mark.parametrize("own", [("sixteen-characters-or-more",), (OTHER, "sixteen-characters-or-more")])
+def test_while_a_token_takes_the_place_of_another_members_with_either_are_let_in(own: tuple[str, ...]) -> None:
+    """Each member has its new file at its own time: what one shows first, all others accept."""
+
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        assert await visit(address, ClusterToken("prod", own), proof(VoteRequest("10.0.0.2:8010", 3)), None, None)
+
+    assert member(use, ClusterToken("prod", ("sixteen-characters-or-more", OTHER))) == []
+
+
 def test_a_proof_that_was_overheard_opens_nothing() -> None:
     async def use(address: tuple[str, int], said: list[str]) -> None:
         heard = proof()
-        heard.proof = GOOD.proof(Challenge(VERSION, "prod", b"o" * 32), heard)
+        heard.proof = GOOD.proofs(Challenge(VERSION, "prod", b"o" * 32), heard)[0]
         reader, writer = await asyncio.open_connection(*address)
         await reader.readexactly(4)
         body = msgspec.msgpack.encode([heard])

@@ -90,7 +90,7 @@ def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, te
     own = OwnToken(None, print, own=True)
     watched, configuration = first_read(file, complete=own.complete)
     assert configuration.policy.fleet.sidecars == SidecarsPolicy()
-    assert len(configuration.sidecar_token or "") > 40
+    assert len(configuration.sidecar_tokens[0]) > 40
     assert not list(tmp_path.glob("*token*")), "it is in memory"
     assert first_read(file)[1].policy.fleet.sidecars is None
     if watched is not None and file is not None:
@@ -99,5 +99,5 @@ def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, te
         reloaded = first_read(file, complete=own.complete)[1]
         sidecars = reloaded.policy.fleet.sidecars
         assert sidecars is not None
-        assert reloaded.sidecar_token == configuration.sidecar_token, "its sidecar goes on being heard"
+        assert reloaded.sidecar_tokens == configuration.sidecar_tokens, "its sidecar goes on being heard"
         assert sidecars.allow == ("10.0.0.0/8",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
@@ -14,30 +15,35 @@ import pytest
 from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.decider.loading import Configuration, LoadError
-from gateway.serve.policy_file import TOKEN_FILE, OwnToken
+from gateway.serve.policy_file import TOKEN_FILE, OwnToken, first_read
 from tests.serve.test_processes import POLICY, processes
 
 HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))
 
 
+def completed(own: OwnToken) -> Configuration:
+    return own.complete(HEARS, Path.read_bytes)
+
+
 def test_it_is_made_once_for_its_user_alone_and_said(tmp_path: Path) -> None:
     said: list[str] = []
     own = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
-    token = own.complete(HEARS).sidecar_token
-    assert own.complete(HEARS).sidecar_token == token == (tmp_path / TOKEN_FILE).read_text().strip()
+    tokens = completed(own).sidecar_tokens
+    assert completed(own).sidecar_tokens == tokens == ((tmp_path / TOKEN_FILE).read_text().strip(),)
     assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
     file = tmp_path / TOKEN_FILE
     assert said == [f"sidecars show a token: {file} was made; a sidecar on this machine names it: token_file: {file}"]
     again = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
-    assert again.complete(HEARS).sidecar_token == token, "a restart does not lock its sidecars out"
+    assert completed(again).sidecar_tokens == tokens, "a restart does not lock its sidecars out"
     assert said[1] == f"sidecars show a token: {file} is theirs"
 
 
 def test_what_the_policy_says_goes_first(tmp_path: Path) -> None:
     for demo in (False, True):
         own = OwnToken(tmp_path / "policy.yaml", print, own=demo)
-        assert own.complete(Configuration(HEARS.policy, {}, "of the policy")).sidecar_token == "of the policy"  # noqa: S105 # a test's own
-    assert OwnToken(tmp_path / "p.yaml", print, own=False).complete(Configuration()) == Configuration()
+        named = Configuration(HEARS.policy, {}, ("of the policy",))
+        assert own.complete(named, Path.read_bytes) == named
+    assert OwnToken(tmp_path / "p.yaml", print, own=False).complete(Configuration(), Path.read_bytes) == Configuration()
     assert not list(tmp_path.iterdir())
 
 
@@ -48,25 +54,27 @@ def test_one_that_others_can_read_or_that_is_no_file_of_ours_is_refused(tmp_path
     file.write_text(good)
     file.chmod(0o644)
     with pytest.raises(LoadError, match="expected a file of this user's alone: chmod 600"):
-        own.complete(HEARS)
+        completed(own)
     file.chmod(0o600)
-    assert own.complete(HEARS).sidecar_token == good
+    assert completed(own).sidecar_tokens == (good,)
     file.write_text("short")
-    with pytest.raises(LoadError, match="expected one token of at least 16 visible ASCII characters"):
-        own.complete(HEARS)
+    with pytest.raises(LoadError, match="a token is at least 16 visible ASCII characters"):
+        completed(own)
     file.unlink()
+    with pytest.raises(LoadError, match="No such file or directory"):  # sidecars have it: another one is not made
+        completed(own)
     file.symlink_to("/etc/hostname")
     with pytest.raises(LoadError, match="name a token_file"):
-        own.complete(HEARS)
+        completed(own)
 
 
 def test_where_it_cannot_be_made_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     own = OwnToken(tmp_path / "absent" / "policy.yaml", said.append, own=False)
-    assert own.complete(HEARS) == own.complete(HEARS) == HEARS, "the gateway starts, and hears no sidecar"
+    assert completed(own) == completed(own) == HEARS, "the gateway starts, and hears no sidecar"
     assert len(said) == 1
     with pytest.raises(LoadError, match="No such file or directory: name a token_file"):
-        OwnToken(tmp_path / "absent" / "policy.yaml", said.append, own=True).complete(HEARS)
+        OwnToken(tmp_path / "absent" / "policy.yaml", said.append, own=True).complete(HEARS, Path.read_bytes)
     assert "(No such file or directory): no sidecar is heard; name a token_file" in said[0]
 
 
@@ -75,7 +83,7 @@ def test_in_a_cluster_it_is_not_made_for_one_member(tmp_path: Path) -> None:
     cluster = ClusterPolicy(url="valkey://10.0.0.5:6379/0", name="prod", token_file="t")  # noqa: S106 # a file's name
     of_a_cluster = Configuration(msgspec.structs.replace(HEARS.policy, cluster=cluster))
     own = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
-    assert own.complete(of_a_cluster) == own.complete(of_a_cluster) == of_a_cluster
+    assert own.complete(of_a_cluster, Path.read_bytes) == own.complete(of_a_cluster, Path.read_bytes) == of_a_cluster
     assert not list(tmp_path.iterdir())
     assert len(said) == 1
     assert "no sidecar is heard; name one, with the same token for all members" in said[0]
@@ -93,3 +101,26 @@ def test_a_decider_of_relays_makes_it_too_and_its_successor_uses_it(tmp_path: Pa
         os.kill(pid, signal.SIGKILL)
         made.replaced("decider", pid)
         assert httpx.post(report, headers=shown, timeout=60.0).status_code == 400
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_its_file_is_watched_also_where_there_is_no_policy(tmp_path: Path, named: bool) -> None:
+    """Else sidecars that read it anew would show a token that the gateway does not know."""
+    policy, said = tmp_path / "policy.yaml", list[str]()
+    policy.write_text("fleet: {sidecars: {}}\n")
+    own = OwnToken(policy, said.append, own=not named)
+    watched, before = first_read(policy if named else None, said.append, complete=own.complete, token=own.file)
+    assert watched is not None
+    applied: list[tuple[str, ...]] = []
+
+    async def main() -> None:
+        watched.start(lambda loaded: applied.append(loaded.sidecar_tokens))
+        (tmp_path / TOKEN_FILE).write_text(f"{before.sidecar_tokens[0]}\nof-sixteen-characters\n")
+        async with asyncio.timeout(60):
+            while not applied:
+                await asyncio.sleep(0.01)
+        await watched.aclose()
+
+    asyncio.run(main())
+    assert applied == [(*before.sidecar_tokens, "of-sixteen-characters")]
+    assert "version 2 is active" in said[-1]

@@ -14,6 +14,7 @@ import msgspec
 from gateway.core.engines.origin import NO_ROUTE, meant_url
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import ABOVE, TIMES, Bytes, Count, Factor, Seconds, Share
+from gateway.shared.tokens import MOST_TOKENS, TOKEN_LENGTH
 
 Bounds = msgspec.Meta
 Moment = Annotated[Seconds, Bounds(ge=0.001, le=86_400)]
@@ -38,19 +39,20 @@ class NameOf(msgspec.Struct, frozen=True):
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """Mark of names of files with one word alone in them. `kind` says what it is; `least`: characters that it has."""
+    """Mark of names of files with one word alone in them. `kind` says what it is; `least`: characters that it has;
+    `most`: words, one a line, where one takes the place of another."""
 
     kind: str
     least: int = 1
+    most: int = 1
 
 
-TOKEN_LENGTH = 16  # characters at least, as of the control port's token
 ClassName = Annotated[Name, NameOf("classes")]
 TenantOfPolicy = Annotated[TenantName, NameOf("tenants")]
 EngineModel = Annotated[ModelName, NameOf("engines")]
 KeyFile = Annotated[FileName, Secret("key")]
 PasswordFile = Annotated[FileName, Secret("password")]
-TokenFile = Annotated[FileName, Secret("token", TOKEN_LENGTH)]
+TokenFile = Annotated[FileName, Secret("token", TOKEN_LENGTH, MOST_TOKENS)]
 SaltFile = Annotated[FileName, Secret("secret", TOKEN_LENGTH)]
 HostName = Annotated[str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a host's name in lower case, no port")]
 ObjectName = Annotated[

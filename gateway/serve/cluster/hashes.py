@@ -6,14 +6,14 @@ import os
 import sys
 
 from gateway.decider.loading import Configuration
-from gateway.frames.entrance import Token
+from gateway.frames.entrance import ClusterToken
 
 VARIABLE = "PYTHONHASHSEED"
 
 
 def key_of(cluster: str, token: str) -> str:
     """The value of PYTHONHASHSEED that all machines of a cluster have."""
-    return str(int(Token(cluster, token).secret("hashes")[:8], 16))
+    return str(int(ClusterToken(cluster, (token,)).secret("hashes")[:8], 16))
 
 
 def same_hashes(configuration: Configuration) -> None:
@@ -22,7 +22,7 @@ def same_hashes(configuration: Configuration) -> None:
     policy, files = configuration.policy.cluster, configuration.cluster
     if policy is None or files is None:
         return
-    seed = key_of(policy.name, files.token)
+    seed = key_of(policy.name, files.tokens[0])
     if os.environ.get(VARIABLE) == seed:
         return
     os.environ[VARIABLE] = seed

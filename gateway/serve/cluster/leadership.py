@@ -11,7 +11,7 @@ from gateway.core.checkpoint import CheckpointError
 from gateway.core.cluster.election import TTL, Election
 from gateway.decider.loading import Configuration
 from gateway.decider.relays.hub import RelayHub
-from gateway.frames.entrance import Token
+from gateway.frames.entrance import ClusterToken
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.store import CheckpointStore, StoreError
 from gateway.serve.hub_of import hub_of
@@ -40,7 +40,7 @@ class Leadership:
         gateway: Gateway,
         store: CheckpointStore,
         configuration: Configuration,
-        token: Token,
+        token: ClusterToken,
         *,
         election: Callable[[], Election],
         expected: Callable[[], Mapping[int, int]],

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.control.cluster import ClusterView
 from gateway.core.cluster.election import RENEW, TTL, Election, Leader
-from gateway.frames.entrance import Proof, Token, Unwanted, VoteRequest, visit
+from gateway.frames.entrance import ClusterToken, Proof, Unwanted, VoteRequest, visit
 from gateway.frames.messages import VERSION
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, OtherCluster, Store, StoreError
 from gateway.shared.addresses import split_address
@@ -45,7 +45,7 @@ class Membership:
         me: str,
         life: str,
         store: Store,
-        token: Token,
+        token: ClusterToken,
         left: Path,
         clock: Callable[[], float],
         *,
@@ -63,7 +63,7 @@ class Membership:
         self._token = token
         self._left = left
         self._clock = clock
-        self._trust = trust
+        self.trust = trust
         self._name = name
         self._changed = changed
         self._say = say
@@ -247,7 +247,7 @@ class Membership:
     ) -> bool:
         """See `gateway/frames/entrance.py`. Raises OSError, and Unwanted."""
         proof = Proof(VERSION, self._token.cluster, self.me, self.life, secrets.token_bytes(32), vote)
-        return await visit(split_address(name), self._token, proof, self._trust, self._name, stays)
+        return await visit(split_address(name), self._token, proof, self.trust, self._name, stays)
 
     async def probe(self) -> None:
         """Warn if this member does not reach itself at the address that it advertises."""

@@ -22,7 +22,7 @@ from gateway.decider.relays.elsewhere import channel_from
 from gateway.decider.relays.hub import ELSEWHERE
 from gateway.decider.relays.totals import lives
 from gateway.frames.channel import Channel
-from gateway.frames.entrance import Entrance, Proof, Token, Unwanted
+from gateway.frames.entrance import ClusterToken, Entrance, Proof, Unwanted
 from gateway.frames.messages import VERSION, RelayCounts
 from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
@@ -71,8 +71,9 @@ class ClusterPort:
         self._policy = policy
         self._beats = process.beats
         self._clock = gateway.clock
-        self._token = Token(policy.name, files.token)
+        self._token = ClusterToken(policy.name, files.tokens)
         self._certificate = files.certificate
+        self._secure: ssl.SSLContext | None = None
         self._visitors = Visitors(say)
         self._listen = policy.listen or me
         self._machines = Machines(lambda: self.membership.records)
@@ -102,7 +103,7 @@ class ClusterPort:
         try:
             clients = [opened(self._policy.url, files.password) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure))
-            self._store = Store(clients[0], name, me, record, self._token.fingerprint)
+            self._store = Store(clients[0], name, me, record, self._token.fingerprints)
         except ValueError as error:
             raise StartError(str(error)) from error
         self._leadership = Leadership(
@@ -134,6 +135,7 @@ class ClusterPort:
         loop = asyncio.get_running_loop()
         host, port = split_address(self._listen)
         secure = None if self._certificate is None else self._certificate.context(Path.read_bytes)
+        self._secure = secure
         until = self._clock() + (RELEASED_WITHIN if self._place.inherited.taken is not None else 0.0)
         while self._entrance is None:
             try:
@@ -156,7 +158,17 @@ class ClusterPort:
         if configuration.policy.cluster != self._policy:
             raise ApplyError("cluster: it takes effect at a start: restart this gateway, or leave it as it was")
         self._gateway.apply(configuration)
+        self._renew(configuration.cluster)
         self._leadership.apply(configuration)
+
+    def _renew(self, files: ClusterFiles | None) -> None:
+        """Go by what the files of the cluster hold now; the store's password counts at the next start."""
+        assert files is not None  # noqa: S101 # the policy has a cluster
+        self._token.renew(files.tokens)
+        self._store.fingerprints = self._token.fingerprints
+        self.membership.trust = None if files.trust is None else files.trust.context()
+        if self._certificate is not None and self._secure is not None:
+            self._certificate.renew(self._secure)
 
     async def take_over(self, taken: Predecessor) -> None:
         same_member(taken, self._member)

@@ -82,23 +82,23 @@ class ClusterConflict(Exception):
 
 
 class Store:
-    """The keys of one `cluster`, as its member `me` uses them. `record` may change at any time. `fingerprint`: of its
-    token."""
+    """The keys of one `cluster`, as its member `me` uses them. `record` may change at any time. `fingerprints`:
+    of its tokens."""
 
-    def __init__(self, redis: Redis, cluster: str, me: str, record: MemberRecord, fingerprint: str) -> None:
+    def __init__(self, redis: Redis, cluster: str, me: str, record: MemberRecord, fingerprints: Sequence[str]) -> None:
         self._redis = redis
         self._prefix = f"weir:{{{cluster}}}:"
         self._cluster = cluster
         self._me = me
         self.record = record
-        self._fingerprint = fingerprint
+        self.fingerprints = fingerprints
 
     async def turn(self, turn: Turn) -> tuple[StoreView, dict[str, MemberRecord]]:
         """Carry out a turn. Raises StoreError, and ClusterConflict."""
         record = msgspec.json.encode(self.record).decode()
         arguments = (
             self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), turn.known,
-            turn.candidacy, turn.term, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
+            turn.candidacy, turn.term, turn.number, " ".join(sorted(turn.seen)), " ".join(self.fingerprints),
             int(turn.present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
             int(turn.waits),
         )  # fmt: skip

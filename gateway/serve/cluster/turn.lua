@@ -3,7 +3,7 @@
 local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local ttl, forgotten = tonumber(ARGV[4]), tonumber(ARGV[5])
 local known, candidacy, term, number = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local seen, print = ARGV[10], ARGV[11]
+local seen, prints = ARGV[10], ARGV[11]
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
@@ -13,12 +13,12 @@ local resigned = redis.call('HGET', p .. 'term', 'resigned')
 if ARGV[15] == '1' and resigned ~= string.format('%.0f', known) then candidacy = 0 end
 
 local other = redis.call('GET', p .. 'token')
-if other and other ~= print then return {'token'} end
+if other and not string.find(' ' .. prints .. ' ', ' ' .. other .. ' ', 1, true) then return {'token'} end
 if term == 0 or redis.call('GET', p .. 'leader') ~= string.format('%.0f %s', term, name) then
   local before = redis.call('GET', p .. 'member:' .. name)
   if before and cjson.decode(before).life ~= life then return {'taken'} end
 end -- else it leads, and whatever is in its place is a stranger's
-redis.call('SET', p .. 'token', print, 'PX', forgotten)
+redis.call('SET', p .. 'token', string.match(prints, '%S+'), 'PX', forgotten)
 if ARGV[12] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
 
 local had = tonumber(redis.call('HGET', p .. 'term', 'epoch') or '0')

@@ -1,13 +1,11 @@
 """Guard of a control port: every request passes its rules first, and every answer gets its headers.
 
-The rules are the port's own (`gateway.control.guard`, `sidecar.control.guard`). Shared are the parts that must be
-right in both: a token's digest is compared in constant time, and a Host is judged without its port.
+The rules are the port's own (`gateway.control.guard`, `sidecar.control.api`). Shared are the parts that must be right
+in both: which token a request shows, and that a Host is judged without its port.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -15,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.shared.addresses import is_loopback
+from gateway.shared.tokens import AcceptedTokens
 
 Headers = Mapping[bytes, Sequence[bytes]]
 
@@ -45,19 +44,11 @@ class Guard(msgspec.Struct, frozen=True):
             await refusal(scope, receive, hardened)
 
 
-class BearerToken:
-    """The token that a port demands as `Authorization: Bearer TOKEN`. Digests are compared, so that time tells neither
-    its content nor its length."""
-
-    def __init__(self, token: str) -> None:
-        self._wanted = hashlib.sha256(token.encode()).digest()
-
-    def shown(self, given: Headers) -> bool:
-        """Whether the request has exactly one such header, with this token."""
-        lines = given.get(b"authorization", ())
-        scheme, _, token = lines[0].partition(b" ") if len(lines) == 1 else (b"", b"", b"")
-        matches = hmac.compare_digest(hashlib.sha256(token).digest(), self._wanted)
-        return matches and scheme.lower() == b"bearer"
+def shows(given: Headers, tokens: AcceptedTokens) -> bool:
+    """Whether the request has exactly one header `Authorization: Bearer TOKEN`, with one of these tokens."""
+    lines = given.get(b"authorization", ())
+    scheme, _, token = lines[0].partition(b" ") if len(lines) == 1 else (b"", b"", b"")
+    return tokens.accepts(token) and scheme.lower() == b"bearer"
 
 
 def names_loopback(given: Headers) -> bool:

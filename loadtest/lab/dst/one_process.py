@@ -165,7 +165,7 @@ class OneProcess:
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)
         try:
-            self.gateway.apply(Configuration(self._world.read(reload.policy.encode()), {}, TOKEN))
+            self.gateway.apply(Configuration(self._world.read(reload.policy.encode()), {}, (TOKEN,)))
         except ApplyError as error:
             if not reload.bad or list(gateway.fleet) != before:
                 self.found(f"a reload failed: {error}")

@@ -99,10 +99,20 @@ def test_the_files_that_it_names_are_read_too_in_the_same_pass(ran: Ran, tmp_pat
     ]  # fmt: skip
     (tmp_path / "t").write_text("0123456789abcdef\n")
     file.write_text("token_file: t\nmodels: {c: {model_path: here}}\n")
+    for mode, said in (
+        (0o644, f"warning: token_file: everybody on this machine may read it: chmod o-r {tmp_path}/t"),
+        (0o602, f"token_file: found {tmp_path}/t: everybody on this machine may write to it: chmod o-w {tmp_path}/t"),
+    ):
+        (tmp_path / "t").chmod(mode)
+        assert said in ran("check", str(file))[2]
+    (tmp_path / "t").chmod(0o600)
     assert ran("check", str(file)) == (0, f"{file}: ok\n", "")
     (tmp_path / "t").write_text("short\n")
     status, out, err = ran("check", str(file))
-    found = f"found {tmp_path}/t: a token is at least 16 visible ASCII characters, expected the file of a token"
+    found = (
+        f"found {tmp_path}/t: a token is at least 16 visible ASCII characters; 2 at most, one a line, expected the "
+        "file of a token"
+    )
     assert (status, out, found_in(err, file)) == (2, "", [(1, "token_file", found)])
 
 

@@ -94,7 +94,10 @@ def test_mistakes_are_one_line(ran: Ran, tmp_path: Path, monkeypatch: pytest.Mon
     machine.file.write_text(text + "token_file: token\n")
     assert ran("status")[2] == "sidecar: token_file token: No such file or directory\n"
     (tmp_path / "token").write_text("short\n")
-    assert ran("status")[2] == "sidecar: token_file token: a token is at least 16 visible ASCII characters\n"
+    assert (
+        ran("status")[2]
+        == "sidecar: token_file token: a token is at least 16 visible ASCII characters; 2 at most, one a line\n"
+    )
     machine.file.write_text(text + 'token_file: t\ngateways: ["http://h:99999"]\n')
     assert "gateways[0]: found http://h:99999, expected a port from 1 to 65535" in ran("check", "sidecar.yaml")[2]
 

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.shared import protocol
 from gateway.shared.control.http1 import ControlPort
+from gateway.shared.tokens import AcceptedTokens
 from sidecar.control import api
 from sidecar.control.api import Api, control_app
 from sidecar.control.status_table import table
@@ -38,7 +39,7 @@ class Door:
             manager=manager, view=self.status,
             end=self.stopped.append, leaving=lambda: self.leaving,
         )  # fmt: skip
-        self.port = ControlPort(control_app(api, token), "127.0.0.1:0")
+        self.port = ControlPort(control_app(api, AcceptedTokens([token] if token else ())), "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False, verify=NOBODY, timeout=60.0)
 
     def status(self) -> Status:

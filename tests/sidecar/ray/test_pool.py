@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.processes import until
 from sidecar.cli import main
-from sidecar.control.client import ControlClient, Tokens
+from sidecar.control.client import ControlClient, SidecarTokens
 from sidecar.core import config
 from sidecar.core.profile import Sleep
 from sidecar.core.status import Status
@@ -190,13 +190,13 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
     )
     ours = for_node(pool, "n", "127.0.0.9")
     file = Path(file_of(pool, "n"))
-    node = Node(pool, "n", "127.0.0.9", Tokens(report="a" * 16, order=TOKEN))
+    node = Node(pool, "n", "127.0.0.9", SidecarTokens(report=("a" * 16,), order=(TOKEN,)))
 
     def engines() -> set[int]:
         return {pid for _, pid, _ in process_family.orphans(owner(ours, file.parent))}
 
     def asked() -> Status:
-        return msgspec.json.decode(ControlClient(ours, TOKEN).ask("GET", "/status"), type=Status)
+        return msgspec.json.decode(ControlClient(ours, (TOKEN,)).ask("GET", "/status"), type=Status)
 
     try:
         assert until(lambda: node.status().status is not None, 60.0) is not None, node.status()
@@ -207,7 +207,7 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         assert (file.parent / "n" / "order-token").stat().st_mode & 0o777 == 0o600
         first, made = asked().pid, engines()
         assert len(made) == 2
-        ControlClient(ours, TOKEN).ask("POST", "/models/a-1/ensure")
+        ControlClient(ours, (TOKEN,)).ask("POST", "/models/a-1/ensure")
         assert until(lambda: asked().models[0].state == "running", 60.0) is not None
         # One that is killed before it has written down that a model is awake leaves one whose weights may not be there.
         state = StateFile(file.parent / ours.state_file, say)

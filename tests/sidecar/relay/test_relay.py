@@ -16,6 +16,7 @@ from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.protocol import CapacityReport, ModelReport, encode, ensured
+from gateway.shared.tokens import AcceptedTokens
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 from gateway.upstream.trust import Trust
 from sidecar.core.addresses import Address
@@ -40,7 +41,7 @@ class Bed:
         self.leaving = False
         self.ordered: list[str] = []
         self.relay = Relay(
-            TOKEN,
+            AcceptedTokens([TOKEN]),
             engine=lambda name: None if name != "a" or self.gone else RelayedEngine(engine.url, self.awake),
             ensure=self.ensure,
             log=lambda profile, lines: self.log[-lines:] if profile == "a" else None,
@@ -200,7 +201,9 @@ def test_a_gateway_reads_the_log_of_an_engine_on_another_machine() -> None:
     async def scene() -> None:
         async with bed() as found:
             policy = Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy()))
-            gateway = Gateway(Configuration(policy, order_token=TOKEN), (), None, random.Random(1), say=lambda _: None)
+            gateway = Gateway(
+                Configuration(policy, order_tokens=(TOKEN,)), (), None, random.Random(1), say=lambda _: None
+            )
             models = tuple([ModelReport(profile=name, model=name, state="error") for name in ("a", "b")])
             report = CapacityReport(sidecar="gpu", boot="b", sequence=1, control=found.url, models=models)
             gateway.sidecars.report(encode(report), local=True)
@@ -359,7 +362,12 @@ def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
 
     async def scene() -> None:
         relay = Relay(
-            TOKEN, engine=lambda _: None, ensure=lambda _: None, log=lambda *_: None, leaving=bool, say=lambda _: None
+            AcceptedTokens([TOKEN]),
+            engine=lambda _: None,
+            ensure=lambda _: None,
+            log=lambda *_: None,
+            leaving=bool,
+            say=lambda _: None,
         )
         with pytest.raises(ValueError, match=r"c\.pem"):
             await relay.start(RelaySettings(listen=Address("127.0.0.1", 0), certificate_file="c.pem"), tmp_path)

@@ -57,6 +57,25 @@ def reporting(
     return found
 
 
+def test_another_token_and_other_authorities_count_from_the_next_report_on(tmp_path: Path) -> None:
+    context = made(tmp_path)
+
+    async def scene() -> None:
+        gateway = Scripted(demand())
+        server = await asyncio.start_server(gateway._connection, "127.0.0.1", 0, ssl=context)
+        async with opened(tmp_path) as manager:
+            told = reporting(manager, f"https://localhost:{server.sockets[0].getsockname()[1]}")
+            await until(lambda: told.gateways()[0].taken is False)
+            assert "certificate verify failed" in told.gateways()[0].error
+            told.go_by(TOKEN[::-1], (tmp_path / "localhost.pem").read_text())
+            await until(lambda: told.gateways()[0].taken is True)
+            assert gateway.headers["authorization"] == f"Bearer {TOKEN[::-1]}"
+            await told.aclose()
+        server.close()
+
+    play(scene)
+
+
 def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
