@@ -67,7 +67,7 @@ PROGRAMS = (
         {
             "ANTHROPIC_BASE_URL": "<URL>",
             "ANTHROPIC_AUTH_TOKEN": "<KEY>",
-            "ANTHROPIC_SMALL_FAST_MODEL": "<MODEL>",
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "<MODEL>",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "2000",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },

@@ -32,7 +32,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `name`: Name of the cluster in the store. Clusters of one store have different names.
     `advertise`: Address by which other members reach this one. `gateway serve --advertise` sets it on a command line.
     `listen`: Address to listen at for other members; null: the one that is advertised.
-    `token_file`: File with the token that members show each other, alone in it. It never crosses the network.
+    `token_file`: File with the token that members show each other, or with two. It never crosses the network.
     `tls`: TLS between members; null: what calls ask for, and engines' keys, cross the network in the clear.
     """
 

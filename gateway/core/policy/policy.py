@@ -145,9 +145,9 @@ class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecars that may add their engines to the fleet.
 
-    `token_file`: File with the token that sidecars must show alone in it; null: sidecar.token beside this file, which
+    `token_file`: File with the token that sidecars must show, or with two; null: sidecar.token beside this file, which
     is made if it is missing, but not in a cluster.
-    `order_token_file`: File with the token that this gateway shows sidecars alone in it; null: the token that
+    `order_token_file`: File with the token that this gateway shows sidecars, or with two; null: the token that
     sidecars show.
     `tls`: TLS to sidecars on other machines; null: http:// is allowed.
     `allow`: Networks of the sidecars and their engines. Others are refused.
