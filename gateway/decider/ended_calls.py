@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from msgspec import UNSET
 
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, Record
 
 KEPT = 10_000  # calls
 REASON = 400  # characters of a reason that are kept: an engine may have much to say
@@ -65,3 +65,7 @@ class EndedCalls:
                 found.append(ended)
         found.sort(key=itemgetter(0), reverse=True)
         return found
+
+    def callers(self, when: float) -> list[Ended]:
+        """The same, of callers alone: a copy for a mirror is nobody's loss where it finds no room."""
+        return [ended for ended in self.since(when) if ended[1].mirrored != COPY]

@@ -11,10 +11,13 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from msgspec import UNSET
+
 from gateway.core.answer.naming import finish_reason
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.call import Call
 from gateway.core.request.model_name import with_model
+from gateway.core.request.outcome import kind_of
 from gateway.core.request.record import COPY, MEMBER, Record
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
@@ -54,10 +57,9 @@ class Mirrors:
             return None
         if len(self._copies) >= MOST or self._bytes + len(request.body) > MOST_BYTES:
             return None
-        record.mirrored = MEMBER
         content_type = request.fields.get(b"content-type", b"application/json")
         body = with_model(request.body, route.mirror.model, content_type, call.route)
-        return MirrorCopy(self, call, content_type, body, snapshot.tenants.mirror)
+        return MirrorCopy(self, call, content_type, body, snapshot.tenants.mirror, record)
 
     def begin(self, copy: MirrorCopy) -> None:
         """Start a copy's call."""
@@ -66,6 +68,7 @@ class Mirrors:
         copy.request.at = asyncio.get_running_loop().time()
         copy.live = self._begin(copy.request, copy.responder, copy.route, copy.account)
         copy.live.record.mirrored, copy.live.record.asked_model = COPY, copy.name
+        copy.member.mirrored = MEMBER
 
     def ended(self, copy: MirrorCopy) -> None:
         """Forget a copy whose answer has ended."""
@@ -110,12 +113,16 @@ class Pace:
 
 
 class MirrorCopy:
-    """Copy of a call; of the answer, the finish reason alone is read."""
+    """Copy of a call; of the answer, the finish reason alone is read. `member`: record of the call itself, which
+    counts beside the copy unless that finds no room: what a mirror does not get is not to look slow at a member."""
 
-    def __init__(self, mirrors: Mirrors, call: Call, content_type: bytes, body: bytes, account: Account) -> None:
+    def __init__(
+        self, mirrors: Mirrors, call: Call, content_type: bytes, body: bytes, account: Account, member: Record
+    ) -> None:
         self.live: ActiveCall | None = None
         self.size = len(body)
         self._mirrors = mirrors
+        self.member = member
         self.route, self.name = call.route, call.asked_model
         self.account = account
         self._last = b""
@@ -133,6 +140,8 @@ class MirrorCopy:
         self._ended()
 
     def _ended(self) -> None:
+        if self.live is not None and kind_of(self.live.record.outcome) == "refused":
+            self.member.mirrored = UNSET
         self._mirrors.ended(self)
 
     def _write(self, data: bytes) -> None:

@@ -62,7 +62,7 @@ class _Mooncake(msgspec.Struct):
 class _Logged(msgspec.Struct):
     """A line of a call log. `ts`: the call's end, seconds since 1970; `total`: seconds since its first byte.
     `dropped_lines`: of a line that tells of lost ones. `event`: call, or of a line for the operator; None: of before
-    there were events."""
+    there were events. `mirrored`: copy: no caller's, but made by the gateway."""
 
     ts: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     total: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
@@ -70,6 +70,7 @@ class _Logged(msgspec.Struct):
     completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
     dropped_lines: int | None = None
     event: str | None = None
+    mirrored: str | None = None
 
 
 _MOONCAKE = msgspec.json.Decoder(_Mooncake)
@@ -248,7 +249,7 @@ def _logged(first: str, lines: Iterator[str], path: Path) -> Iterator[tuple[int,
             continue  # for the operator
         if row.dropped_lines is not None:
             raise TraceError(f"{path}, line {number}: {row.dropped_lines} lines were lost, expected all calls")
-        if row.prompt_tokens:
+        if row.prompt_tokens and row.mirrored != "copy":
             yield number, Arrival(row.ts - row.total, row.prompt_tokens, row.completion_tokens)
 
 

@@ -9,11 +9,14 @@ import pytest
 
 from gateway.control.console.figures import Open, class_figures
 from gateway.control.console.headline import Line, headline
+from gateway.control.console.mirrors import mirror_entries
 from gateway.control.console.remedy import ModelState
 from gateway.control.console.stream import Entries, changes, read_anew
+from gateway.core.policy.routes import Mirror, ModelRoute, RouteMember
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import STATUS, Outcome
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, MEMBER, Record
+from gateway.core.routes.canary import Answers
 from gateway.decider.ended_calls import KEPT, REASON, EndedCalls
 
 
@@ -51,6 +54,24 @@ def test_the_ring_keeps_the_last_calls_and_no_prompt() -> None:
     assert ring.reach(10.0, 60.0) == 5.0
     assert not isinstance(calls[0][1].request, str)
     assert len(calls[0][1].reason) == REASON
+
+
+def test_the_sides_of_a_mirror_are_shown_by_their_means() -> None:
+    routes = {
+        "support": ModelRoute(members=(RouteMember(model="m0"),), mirror=Mirror(model="m1", share=1.0)),
+        "new": ModelRoute(members=(RouteMember(model="m0"),), mirror=Mirror(model="m1", share=1.0)),
+        "plain": ModelRoute(members=(RouteMember(model="m0"),)),
+    }
+    sides = {("support", COPY): Answers(), ("gone", COPY): Answers()}
+    for tokens, finish in ((10, "stop"), (21, "length")):
+        sides["support", COPY].add(record(outcome=Outcome.OK, completion_tokens=tokens, ttft=0.25, finish=finish))
+    sides["support", COPY].add(record(outcome=Outcome.QUEUE_FULL))
+    nothing = {"ok": 0, "error": 0, "dropped": 0, "tokens": None, "ttft": None, "finishes": {}}
+    copies = {"ok": 2, "error": 0, "dropped": 1, "tokens": 15.5, "ttft": 0.25, "finishes": {"stop": 1, "length": 1}}
+    assert dict(mirror_entries(routes, sides)) == {
+        "mirror/support": {"model": "m1", "sides": {MEMBER: nothing, COPY: copies}},
+        "mirror/new": {"model": "m1", "sides": {MEMBER: nothing, COPY: nothing}},
+    }
 
 
 def test_figures_count_what_was_in_time() -> None:

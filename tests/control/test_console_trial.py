@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from gateway.control.console.trial import simulation
 from gateway.control.console.trial.simulation import PolicyTrial, Recorded, Trials, recorded
 from gateway.core.policy.file import decode
 from gateway.core.request.outcome import Outcome
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, Record
+from gateway.core.request.tenants import MIRROR
 from gateway.decider.ended_calls import EndedCalls
 from tests.control.parts import TOKEN, Parts, play
 
@@ -93,7 +95,9 @@ def test_a_trial_wants_the_admin_token_and_calls_to_be_tried_on() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_trial")
 
     policy = decode(b"tenants: {acme: {keys: [" + b"ab" * 32 + b"]}}")
-    play(scene, TOKEN, policy, ended=EndedCalls())
+    copies = EndedCalls()
+    copies.add(record(tenant=MIRROR, mirrored=COPY), time.monotonic())
+    play(scene, TOKEN, policy, ended=copies)  # nobody has called: the gateway makes copies for a mirror itself
     play(without_a_token)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.request.record import Record
+from gateway.core.request.record import COPY, MEMBER, Record
 from gateway.decider.ended_calls import EndedCalls
 
 
@@ -35,3 +35,12 @@ def test_calls_that_are_told_late_hide_none_that_were_told_before() -> None:
 def test_a_full_ring_reaches_back_to_the_latest_end_that_it_may_have_forgotten() -> None:
     assert ring_of(3, 94.0, 96.0, 70.0, 97.0).reach(100.0, 60.0) == 4.0
     assert ring_of(2, 94.0, 96.0, 70.0, 97.0).reach(100.0, 60.0) == 4.0, "the call of 70.0 came after that of 96.0"
+
+
+def test_copies_for_mirrors_are_no_callers() -> None:
+    ring = EndedCalls()
+    for number, side in enumerate((MEMBER, COPY, MEMBER)):
+        ring.add(Record(request_id=side, route="", mirrored=side), float(number))
+    ring.add(Record(request_id="other", route=""), 3.0)
+    assert [record.request_id for _, record in ring.callers(0.0)] == ["other", MEMBER]
+    assert len(ring.since(0.0)) == 3

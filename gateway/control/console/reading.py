@@ -14,6 +14,7 @@ from gateway import __version__
 from gateway.control.console.conditions import Conditions
 from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
 from gateway.control.console.headline import MINUTE, headline
+from gateway.control.console.mirrors import mirror_entries
 from gateway.control.console.remedy import ModelState
 from gateway.control.parts import ControlParts, Used
 from gateway.control.policy_view import HASH_SHOWN
@@ -28,6 +29,7 @@ from gateway.core.money.engine_time import HOME
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.outcome import Outcome
+from gateway.core.request.tenants import MIRROR
 from gateway.core.sidecars.sidecar import Sidecar
 from gateway.shared.files.units import GIB
 
@@ -94,11 +96,12 @@ class ConsoleReading:
         entries |= {f"sidecar/{id}": sidecar_entry(each, now, parts.state_since) for id, each in sidecars}
         entries |= tenant_entries(dispatch.policy.tenants, parts.used(), parts.limits.buckets(), now)
         entries |= money_entries(dispatch.control.money, now)
+        entries |= mirror_entries(dispatch.policy.models, dispatch.routes.mirrored)
         seconds = self.ended.reach(now, MINUTE)
         room = self._room()
         classes = dispatch.policy.classes
         entries["headline"] = headline(
-            self.ended.since(now - seconds),
+            self.ended.callers(now - seconds),
             {model.id: self._state(model, room.get(model.id, {})) for model in views},
             list(self._conditions.lines(views, status)),
             seconds,
@@ -121,7 +124,7 @@ class ConsoleReading:
         seconds = self.ended.reach(now, WINDOW)
         dispatch = self._dispatch
         classes = dispatch.policy.classes
-        figures = class_figures(self.ended.since(now - seconds), self._open(), classes, seconds, now)
+        figures = class_figures(self.ended.callers(now - seconds), self._open(), classes, seconds, now)
         asked = [model for model in models if model.engines or model.queued_calls]
         for order, (name, target) in enumerate(classes.items()):
             yield (
@@ -139,14 +142,14 @@ class ConsoleReading:
             )
 
     def _open(self) -> Iterator[Open]:
-        """Calls that wait or have an engine."""
+        """Callers' calls that wait or have an engine."""
         dispatch = self._dispatch
         for queues in dispatch.queues.values():
             for ticket in queues:
                 yield Open(ticket.call.class_name, ticket.call.arrived, None)
         first: dict[int, Hold] = {}  # a call that is hedged has two
         for hold, call in dispatch.holds.items():
-            if first.setdefault(id(call), hold) is hold:
+            if first.setdefault(id(call), hold) is hold and call.tenant != MIRROR:
                 yield Open(call.class_name, call.arrived, hold.taken_at)
 
     def _model(self, model: ModelView) -> dict[str, Any]:

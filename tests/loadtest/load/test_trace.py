@@ -50,6 +50,11 @@ def read_text(path: Path, text: str, speed: float = 1.0) -> list[tuple[float, in
             LOGGED % (109, 2, 7, 1) + LOGGED % (109.5, 0, 0, 0) + LOGGED % (110, 4, 5, 60),
             [(0.0, 5, 60), (1.0, 7, 1)],
         ),
+        (  # a call that a mirror got a copy of: the copy is no call of a caller's
+            '{"ts":2,"prompt_tokens":7,"completion_tokens":1,"mirrored":"member"}\n'
+            '{"ts":2,"prompt_tokens":7,"completion_tokens":2,"mirrored":"copy"}\n',
+            [(0.0, 7, 1)],
+        ),
     ],
 )
 def test_every_format_is_known_by_its_first_line(path: Path, text: str, rows: list[tuple[float, int, int]]) -> None:

@@ -202,7 +202,7 @@ class TrialRoutes:
             return error(400, "bad_body", f"The body is no trial: {mistake}")
         except (ClientDisconnect, TimeoutError, TooLarge):
             return error(400, "bad_body", f"The body is at most {BODY} bytes, sent within {BODY_WITHIN:g} s.")
-        load = recorded(self._ended.since(asyncio.get_running_loop().time() - HOUR))
+        load = recorded(self._ended.callers(asyncio.get_running_loop().time() - HOUR))
         if load is None:
             return error(409, "no_calls", "No call of the last hour was judged: there is nothing to try it on.")
         if self._trials.busy:

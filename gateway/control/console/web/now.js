@@ -17,6 +17,10 @@ export function nowView() {
   const [modelsNode, modelsBody] = table(["model", " mode", "engines", "queued", " waits", "TTFT once sent", "room for calls",
     "spare tokens"], "Models");
   const classes = new Rows(classesBody, fillClass), models = new Rows(modelsBody, fillModel);
+  const [mirrorsNode, mirrorsBody] = table(["model route", " side", "ok", "errors", "dropped", "tokens each", "TTFT", " finish reasons"], "Mirrors");
+  const mirrors = new Rows(mirrorsBody, fillMirror);
+  const mirrored = el("section", "", el("h2", "", "Mirrors"), mirrorsNode,
+    el("p", "small faint", "Calls of which copies ran, and these copies, since the start. Tokens and TTFT are means over those that are ok."));
   const narrow = matchMedia("(max-width: 760px)");
   const engines = new LongList("Engines", () => narrow.matches ? 9 : 4, makeEngine, fillEngine);
   narrow.addEventListener("change", () => engines.later());
@@ -32,7 +36,7 @@ export function nowView() {
       + "Wait is how long one more call of the class would wait, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode,
     el("p", "small faint", "Mode is of load shedding in steps, by what engines measure. In mode normal calls are refused one by one: when they would be "
       + "too late, their queue is full or a limit is used up. Wanted engines are those for what was offered of late. TTFT once sent leaves out the wait."),
-    el("h2", "", "Engines"), el("div", "buttons", drain),
+    mirrored, el("h2", "", "Engines"), el("div", "buttons", drain),
     el("p", "small faint", "KV cache of each: filled is held for calls, the lower edge is what the engine measured, the line is the budget. "
       + "Calls are of those it may run at once: a bound that is learned, and rises while the engine has room, where its entry gives no max_concurrency. "
       + "Calls wait here once either is used up, since those that wait in an engine cannot be put in order."),
@@ -76,6 +80,9 @@ export function nowView() {
     classes.show(of("class").sort(inOrder));
     if (!drawn) { drawn = true; remember(); }
     models.show(of("model"));
+    mirrored.hidden = !of("mirror").length;
+    mirrors.show(of("mirror").flatMap(([name, it]) => [["member", "members"], ["copy", "copies for " + it.model]].map(([side, words]) =>
+      [name + " " + side, [name, words, it.sides[side]]])));
     showEngines();
     const now = of("sidecar");
     title.hidden = !now.length;
@@ -159,6 +166,17 @@ function fillModel(cells, id, it) {
   say(cells[5], seconds(it.ttft));
   say(cells[6], count(it.headroom));
   say(cells[7], count(it.spare));
+}
+
+function fillMirror(cells, key, [name, words, it]) {
+  say(cells[0], name);
+  say(cells[1], words, "text");
+  say(cells[2], count(it.ok));
+  say(cells[3], count(it.error), it.error ? "warn" : "");
+  say(cells[4], count(it.dropped));
+  say(cells[5], it.tokens === null ? "-" : it.tokens.toFixed(1));
+  say(cells[6], seconds(it.ttft));
+  say(cells[7], Object.entries(it.finishes).map(([reason, calls]) => reason + " " + count(calls)).join(", ") || "-", "text");
 }
 
 function makeEngine(id) {

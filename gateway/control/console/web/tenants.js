@@ -24,7 +24,7 @@ export function tenantsView() {
     say(cells[2], model, "text");
     say(cells[3], count(tokens));
     say(cells[4], money.toFixed(2));
-    say(cells[5], tokens ? (money / tokens * 1e6).toFixed(2) : "–");
+    say(cells[5], tokens ? (money / tokens * 1e6).toFixed(2) : "-");
   });
   const outside = el("section", "", el("h2", "", "Money"), budgets, bill);
   return {node: el("section", "", el("h2", "", "Tenants"), shared, node, outside,
