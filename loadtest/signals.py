@@ -17,3 +17,19 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+@contextmanager
+def hastened(numbers: Iterable[int], first: Callable[[], None]) -> Iterator[None]:
+    """Have the first of these signals call `first` and do no more; the next one is KeyboardInterrupt."""
+    came = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+        first()
+
+    with handled(numbers, hold):
+        yield

@@ -17,8 +17,6 @@ import msgspec
 
 from gateway.core.policy.file import decode
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.plain_file import open_plain
-from gateway.shared.files.yaml_file import MAX_BYTES
 from loadtest.bench.fleet import Fleet, parse_fleet
 from loadtest.bench.help_text import GROUPS
 from loadtest.bench.rivals import absent, is_rival, parse_compared
@@ -26,7 +24,7 @@ from loadtest.bench.run import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url, tls_of
 from loadtest.load.scenario import Mistake, Scenario, key_header, keys_of, planned
-from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, seconds, whole
+from loadtest.load.scenario_flags import add_groups, overridden, policy_in, scenario_of, seconds, whole
 
 DRAIN = 60.0  # seconds
 MOST_REPEATS = 100
@@ -136,13 +134,10 @@ def _ours(given: argparse.Namespace) -> list[Contender]:
         if not policy.is_file():
             raise Mistake(f"--policy {policy}: there is no such file")
         try:
-            with open_plain(policy) as file:
-                text = file.read(MAX_BYTES + 1)
+            text = policy_in(policy)
             engines = decode(text, str(policy)).fleet.engines if text.strip() else ()
         except InvalidFile as error:
             raise Mistake(str(error)) from error
-        except OSError as error:
-            raise Mistake(f"--policy {policy}: {error.strerror}") from error
         if engines:
             raise Mistake(f"--policy {policy}: its {engines[0].url} would get the load too: leave out fleet.engines")
     gateways = [Contender(name=policy.stem, policy=policy) for policy in policies] or [Contender(name="weir")]

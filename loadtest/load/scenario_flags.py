@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.shared.command_line import argument
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.plain_file import open_plain
 from gateway.shared.files.units import SECONDS
 from loadtest.load.arrivals import Arrivals, Closed, Rate, parse_rate
 from loadtest.load.scenario import Mistake, Scenario, find, load, of_trace, recorded
@@ -22,6 +23,7 @@ from loadtest.load.slo import parse_slo
 from loadtest.load.trace import TraceError
 
 DEFAULT_SCENARIO = "chat"
+MOST_POLICY = 1 << 20  # bytes; the gateway's reader says so too, and what is wrong with it
 SENT = "what is sent"
 REPEATED = ("target", "metrics", "policy")  # flags that may be given more than once
 
@@ -118,6 +120,15 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
     if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
         raise Mistake("--find-capacity: a closed loop has no rate; give --rate to begin with")
     return scenario
+
+
+def policy_in(file: str | Path) -> bytes:
+    """The text of a policy's file. Raises Mistake."""
+    try:
+        with open_plain(Path(file)) as opened:
+            return opened.read(MOST_POLICY + 1)
+    except OSError as error:
+        raise Mistake(f"--policy {file}: {error.strerror}") from error
 
 
 # -- values of flags --------------------------------------------------------------------------------------------------

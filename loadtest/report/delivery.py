@@ -10,19 +10,18 @@ import platform
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from rich.console import Console
 
 from loadtest.report.records import Run
 from loadtest.report.report import WriteResult, write
-from loadtest.signals import handled
+from loadtest.signals import hastened
 
 INTERRUPTED = 130  # exit status
 WIDTH = 120  # columns where nobody looks on at a terminal
@@ -91,17 +90,6 @@ def _printed(text: str) -> str:
     return ""
 
 
-@contextmanager
-def unhurried(say: Say) -> Iterator[None]:
+def unhurried(say: Say) -> AbstractContextManager[None]:
     """Around all that comes after the runs: the first signal is only answered, the next is KeyboardInterrupt."""
-    told = False
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        if told:
-            raise KeyboardInterrupt
-        told = True
-        say("gateway: the report is being made; once more ends it without one")
-
-    with handled(HELD, hold):
-        yield
+    return hastened(HELD, lambda: say("gateway: the report is being made; once more ends it without one"))

@@ -21,7 +21,7 @@ import msgspec
 
 from loadtest.die_with_parent import tie
 from loadtest.report.capacity import Capacity, Tried, search, verdict
-from loadtest.signals import handled
+from loadtest.signals import hastened
 from loadtest.simulate.run import Cell, Progress, Simulated, simulate
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -40,15 +40,11 @@ class JobError(Exception):
     """A process that ended without an answer."""
 
 
-def processors() -> int:
-    """Number of processes that have a core each here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def run_all(jobs: Sequence[Cell], at_once: int, tell: Callable[[Progress], None]) -> tuple[list[Done], bool]:
     """Run all jobs. Return the result of each job, in order, and whether they were broken off; a job that had not begun
     by then has no result. Raises JobError, and `simulation.Broken`."""
-    with _stoppable() as stop:
+    stop = threading.Event()
+    with hastened(SIGNALS, stop.set):
         if min(len(jobs), at_once) > 1:
             return _in_processes(jobs, at_once, tell, stop), stop.is_set()
         done: list[Done] = []
@@ -81,20 +77,6 @@ def run_job(cell: Cell, tell: Callable[[Progress], None], stopped: Callable[[], 
 
     capacity = search(first, attempt)
     return Done(cell=cell, capacity=capacity, made=sorted(made, key=lambda one: one.run.rate))
-
-
-@contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """Yield an event that the first signal sets."""
-    stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            signal.default_int_handler(number, frame)
-        stop.set()
-
-    with handled(SIGNALS, ask):
-        yield stop
 
 
 # -- processes --------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class MemoryEngine:
         self.status = 503
         self.posts = 0
         self.posted_at = -1.0
-        self.left: Callable[[Taker, int], None] = _ignored  # told of who leaves, and the tokens written by then
+        self.left: Callable[[Taker, int], None] = lambda *_: None  # told of who leaves, and the tokens written by then
         self.open: dict[Taker, Work | None] = {}  # unanswered, or not wholly; None: it came while stopped
         self._rng = random.Random(seed)  # noqa: S311 # draws faults
         self._loop = asyncio.get_running_loop()
@@ -95,16 +95,6 @@ class MemoryEngine:
     def slow(self, times: float) -> None:
         self._settle()
         self._slow = times
-
-    @property
-    def serves(self) -> bool:
-        """Whether a request sent now would be worked on."""
-        return self.condition == "up" and self.errors < 1.0
-
-    @property
-    def preempted(self) -> int:
-        """Sequences that lost their blocks, since the start."""
-        return self.engine.stats.preemptions
 
     def reading(self) -> Reading:
         """Return the share of KV cache in use, and the sequences that run and that wait."""
@@ -296,7 +286,3 @@ class MemoryEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _ignored(taker: Taker, tokens: int) -> None:
-    return None

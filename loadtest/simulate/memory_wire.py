@@ -22,17 +22,13 @@ REMEMBERED = 1 << 16  # a run of any length has its place in memory
 Upstream = MemoryEngine | MemoryProvider
 
 
-def _ignored(request_id: bytes, dead: bool = False) -> None:
-    return None
-
-
 class Sends:
     """Requests that one gateway sent, over all its engines. `again` counts calls sent again though an answer had begun;
     only the last REMEMBERED of those are known. `sending` is told of each request, `failed` of each that was given up
     as its engine's failure, or for the time it took, and whether the engine is taken for dead."""
 
     def __init__(
-        self, sending: Callable[[bytes], None] = _ignored, failed: Callable[[bytes, bool], None] = _ignored
+        self, sending: Callable[[bytes], None] = lambda _: None, failed: Callable[[bytes, bool], None] = lambda *_: None
     ) -> None:
         self.again = 0
         self.failed, self._sending = failed, sending

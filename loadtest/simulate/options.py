@@ -6,6 +6,7 @@ Every mistake is found here, before anything starts, but for the rows of a trace
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,15 +19,13 @@ from gateway.shared.protocol import Role
 from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.load.scenario import Mistake, Scenario
-from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, whole
+from loadtest.load.scenario_flags import add_groups, overridden, policy_in, scenario_of, whole
 from loadtest.simulate.help_text import GROUPS
 from loadtest.simulate.inprocess import policy_for
-from loadtest.simulate.jobs import processors
 from loadtest.simulate.rivals.rules import RULES, SPILL_ON_LOAD
 from loadtest.simulate.run import Cell
 
 MOST_ENGINES = 1024
-MOST_POLICY = 1 << 20  # bytes; the gateway's reader says so too, and what is wrong with it
 MOST_JOBS = 256
 
 
@@ -79,8 +78,9 @@ def simulation_of(given: argparse.Namespace) -> Simulation:
         rows = 0 if scenario.trace is None else about(folder / scenario.trace.file)
     except OSError as error:
         raise Mistake(f"{error.filename}: {error.strerror}") from error
+    at_once = given.jobs or len(os.sched_getaffinity(0))
     return Simulation(
-        scenario=scenario, source=source, profile=profile, jobs=jobs, at_once=given.jobs or processors(), rows=rows,
+        scenario=scenario, source=source, profile=profile, jobs=jobs, at_once=at_once, rows=rows,
         out=given.out and Path(given.out), force=given.force, notes=notes,
     )  # fmt: skip
 
@@ -114,13 +114,8 @@ def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> I
             raise Mistake(f"--policy {file}: there are two policies called {name}")
         names.append(name)
         try:
-            text = b""
-            if file:
-                with open_plain(Path(file)) as opened:
-                    text = opened.read(MOST_POLICY + 1)
+            text = policy_in(file) if file else b""
             policy = policy_for(text, tenants, file or "the default policy")
-        except OSError as error:
-            raise Mistake(f"--policy {file}: {error.strerror}") from error
         except ValueError as error:
             raise Mistake(str(error)) from error
         missing = [one for one in asked if one not in policy.classes]

@@ -22,13 +22,12 @@ from loadtest.clients.retries import LONGEST_ADVICE, Clients
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.load.scenario import Scenario, planned
 from loadtest.report import records
-from loadtest.report.records import RequestResult, TokenGaps, Window
+from loadtest.report.records import RequestResult, Window
 from loadtest.report.tally import Tally
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.memory_requests import Taker
-from loadtest.simulate.rivals.router import Router, paced
+from loadtest.simulate.rivals.router import Router
 from loadtest.simulate.rivals.rules import RULES, SPILL_ON_LOAD
 from loadtest.simulate.simulation import Sample, SimulationRun
 from loadtest.simulate.step_times import Pace
@@ -103,12 +102,12 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     models = served(cell, asked) if cell.before not in RULES else tuple(asked)
     listening = Listening(cell, tell)
     engines: list[MemoryEngine] = []
+    target: GatewayTarget | Router
     for number in range(cell.engines):
         config = msgspec.structs.replace(cell.config, seed=scenario.seed * 1000 + number)
-        pace = Pace(listening.paced)
+        pace = Pace(lambda taker, gaps: target.paced(taker, gaps))  # noqa: PLW0108 # there is none yet
         peers = engines if cell.roles else None
         engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace, peers=peers))
-    target: GatewayTarget | Router
     if cell.before not in RULES:
         by_load = cell.before == SPILL_ON_LOAD
         target = GatewayTarget(
@@ -171,13 +170,6 @@ class Listening:
         self._series: list[list[records.EngineSample]] = []  # by moment
         self._every = 1.0  # seconds
         self._most = max(LEAST_MOMENTS, MOST_SAMPLES // (cell.engines + 1))
-
-    def paced(self, taker: Taker, gaps: TokenGaps) -> None:
-        """For the engines' `Pace`."""
-        if self.gateway is not None:
-            self.gateway.paced(taker, gaps)
-        else:
-            paced(taker, gaps)
 
     def ended(self, client_call: ClientCall) -> None:
         """A call has ended."""

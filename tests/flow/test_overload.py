@@ -87,7 +87,9 @@ class World:
         usable = {engine.id for engine in usable_of(list(self.target.gateway.fleet), now)}
         working = zip(self.target.gateway.fleet, self.engines, strict=True)
         idle = [
-            memory for engine, memory in working if engine.id in usable and memory.serves and not memory.engine.busy
+            memory
+            for engine, memory in working
+            if engine.id in usable and memory.condition == "up" and memory.errors < 1.0 and not memory.engine.busy
         ]
         if waiting and idle:
             self.idle_while_waiting.append(now)
@@ -262,7 +264,7 @@ def test_a_cold_gateway_keeps_the_watermark_and_the_targets_at_three_times_the_c
         run = SimulationRun([engine], target, calls, clients=Clients(retries=retries, timeout=120.0), seed=3)
         result = await run.until(30.0, grace=90.0)
         assert not target.left_over()
-        assert engine.preempted == 0
+        assert engine.engine.stats.preemptions == 0
         assert max(kv for _, [(kv, _, _), *_] in result.samples) < 0.92, "where calls start up to 0.8"
         assert max(running for _, [(_, running, _), *_] in result.samples) > 300, (
             "places are found out while calls wait"

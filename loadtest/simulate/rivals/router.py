@@ -102,6 +102,11 @@ class Router:
 
         return left
 
+    def paced(self, taker: Taker, gaps: TokenGaps) -> None:
+        """For the engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
+        if isinstance(taker, RoutedAnswer):
+            taker.client_call.tried.gaps = gaps
+
     def _poll(self) -> None:
         for worker, engine in zip(self._workers, self._engines, strict=True):
             worker.kv, _, worker.waiting = engine.reading()
@@ -159,9 +164,3 @@ class RoutedAnswer:
         if self._held is not None:
             self._held.pending -= self._pending
             self._pending = 0
-
-
-def paced(taker: Taker, gaps: TokenGaps) -> None:
-    """For the engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
-    if isinstance(taker, RoutedAnswer):
-        taker.client_call.tried.gaps = gaps
