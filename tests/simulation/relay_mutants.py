@@ -78,7 +78,9 @@ TRUSTS_EMPTIED = Mutant(Election, "_renew", "if view.emptied and now >= self._le
 EPOCHS_ANEW = Mutant(SimulatedStore, "turn", "max(epoch + 1, round(now * 1e6))", "epoch + 1")
 
 # A copy of a call for a mirror is its caller's.
-COPY_OF_THE_CALLERS = Mutant(Mirrors, "drawn", "snapshot.tenants.mirror)", "snapshot.tenants.accounts[call.tenant])")
+COPY_OF_THE_CALLERS = Mutant(
+    Mirrors, "drawn", "snapshot.tenants.mirror, record)", "snapshot.tenants.accounts[call.tenant], record)"
+)
 
 # A copy of a call for a mirror is charged.
 COPY_CHARGED = Mutant(LocalAdmission, "_judge", " and account.name != MIRROR", "")
