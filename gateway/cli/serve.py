@@ -182,7 +182,7 @@ def command(given: argparse.Namespace) -> int:
     twice = [id for id, times in Counter(engine_id(engine.url) for engine in engines).items() if times > 1]
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
-    tokens = _admin_tokens(given)
+    tokens, file = _admin_tokens(given), Path(given.admin_token_file or "")
     certificate = Certificate(given.tls_cert, given.tls_key, given.tls_client_ca) if given.tls_cert else None
     of_control = Certificate(given.control_tls_cert, given.control_tls_key) if given.control_tls_cert else None
     say = plain(text=as_text(given.log_format))
@@ -200,7 +200,7 @@ def command(given: argparse.Namespace) -> int:
             certificate=certificate,
             control_certificate=of_control,
             admin_tokens=tokens,
-            admin_token_file=Path(given.admin_token_file) if given.admin_token_file else None,
+            admin_token_file=file if file.is_file() else None,
             relays=given.workers if given.workers > 1 else 0,
         )
     )

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import resource
+import secrets
 import shlex
 import signal
 import ssl
@@ -64,7 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Certificate | None = None  # of the data port; None: plain HTTP
     control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
     admin_tokens: Tokens = ()  # of the control port, where no file has them
-    admin_token_file: Path | None = None
+    admin_token_file: Path | None = None  # None: there is none, or a pipe
     log: str = "-"
     log_format: str | None = None  # json, text; None: text on a terminal, else json
     epp: str | None = None  # where Envoy asks for endpoints; None: nowhere
@@ -165,16 +166,17 @@ def certificate_of(
 
 
 def admin_tokens_of(options: Options, stack: AsyncExitStack) -> tuple[WatchedFile | None, AcceptedTokens]:
-    """The file of the control port's tokens, watched until the stack ends, and those that the port accepts. A pipe is
-    read by the command line alone."""
+    """The file of the control port's tokens, watched until the stack ends, and those that the port accepts. A file that
+    cannot be used at the start of a later process lets nobody in, as it may have been changed to keep somebody out."""
     file, accepted = options.admin_token_file, AcceptedTokens(options.admin_tokens)
-    if file is None or not file.is_file():
+    if file is None:
         return None, accepted
     watched = WatchedFile(file, partial(tokens_of, file), say, name="admin-token")
     try:
         accepted.renew(watched.first())
-    except (OSError, ValueError) as error:  # it has changed since the command line was read
-        say(f"--admin-token-file: the tokens that it had stay: {error}")
+    except (OSError, ValueError) as error:
+        accepted.renew([secrets.token_hex()])
+        say(f"--admin-token-file: the control port lets nobody in until this is mended: {error}")
     watched.start(accepted.renew)
     stack.push_async_callback(watched.aclose)
     return watched, accepted

@@ -15,8 +15,8 @@ from tests.sidecar.relay.test_exposure import ADMIN, ELSEWHERE, ORDER, REPORT, N
 __all__ = ["namespaces"]
 pytestmark = pytest.mark.slow
 TOKENS = {"report": REPORT, "order": ORDER, "admin": ADMIN}
-# Calls a model and scrapes the control port until its input ends, then prints how often each status came. It reads the
-# admin token anew for each scrape, as Prometheus does.
+# Scrapes the control port and calls a model until its input ends, then prints how often each status came. It reads the
+# admin token anew just before each scrape, as Prometheus does.
 CALLER = f"""
 import collections, http.client, json, select, sys
 seen = collections.Counter()
@@ -24,8 +24,8 @@ body = json.dumps({{"model": "a", "max_tokens": 2, "messages": [{{"role": "user"
 while not select.select([sys.stdin], [], [], 0.01)[0]:
     admin = open(sys.argv[1]).readline().strip()
     for host, port, method, path, headers in (
-        ("127.0.0.1", 8000, "POST", "/v1/chat/completions", {{"content-type": "application/json"}}),
         ("{ELSEWHERE}", 8001, "GET", "/metrics", {{"authorization": "Bearer " + admin}}),
+        ("127.0.0.1", 8000, "POST", "/v1/chat/completions", {{"content-type": "application/json"}}),
     ):
         connection = http.client.HTTPConnection(host, port, timeout=50)
         connection.request(method, path, body if method == "POST" else None, headers)
