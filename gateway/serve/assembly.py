@@ -40,7 +40,7 @@ from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import NO_PYJWT, Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import Families, batch_families, money_families, quota_families, route_families
+from gateway.decider.metrics.families import Families, money_families, quota_families, route_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.observer import Observer
 from gateway.decider.recorder import Recorder
@@ -163,27 +163,21 @@ class Gateway:
         self.bodies = BodyMemory(self.policy.body.memory)
         self.batches: BatchDoor | None = None  # once the storage is open, where the policy offers it
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
-        spans = monitoring.spans
+        self._monitored = monitoring
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
             lambda: money_families(self.limits.money, self.clock),
             lambda: route_families(self.dispatch.routes),
-            lambda: batch_families([*([] if self.batches is None else [self.batches]), *self.relays()]),
         ]
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
-            lambda: self.server.connections,
-            lambda: self.server.refusals,
             self.retries,
-            lambda: self.pipeline.batcher,
-            self.bodies,
+            self.counted,
             more=lambda: chain.from_iterable([families() for families in self.families]),
-            lost_lines=monitoring.lost_lines,
             policy_status=monitoring.policy_status,
             relays=lambda: list(self.relays()),
-            lost_spans=lambda: 0 if spans is None else spans.dropped,
         )
         self.dispatch.routes.say = self.say
         self.ended_calls = EndedCalls(routed=self.dispatch.routes.observe)
@@ -253,6 +247,12 @@ class Gateway:
         """Return the calls that wait and run now."""
         return active_calls(self.pipeline.tasks.values(), self.recorder.labels, self.clock())
 
+    def counted(self) -> RelayCounts:
+        """Return the totals of this process since the start."""
+        lost, spans = self._monitored.lost_lines(), self._monitored.spans
+        calls, batcher, dropped = self.metrics.counts, self.pipeline.batcher, 0 if spans is None else spans.dropped
+        return relay_counts(calls, self.server, self.bodies, batcher, self.batches, lost_lines=lost, lost_spans=dropped)
+
     def is_user_key(self, key: str) -> bool:
         """Whether this is a key of the data port's, as the policy of now has them."""
         return self.current.snapshot.tenants.has_key(key)
@@ -316,7 +316,7 @@ def relay_counts(
     batches: BatchDoor | None,
     *,
     lost_lines: int,
-    lost_spans: int = 0,
+    lost_spans: int,
 ) -> RelayCounts:
     """Return the totals since the start. `batches` None: the Batch API is not offered."""
     return RelayCounts(

@@ -8,7 +8,7 @@ import shutil
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -62,7 +62,6 @@ class MachinePort:
         options: Options,
         configuration: Configuration,
         inherited: InheritedSockets,
-        lost: Callable[[], int],
         process: DeciderProcess | None = None,
     ) -> None:
         self._gateway = gateway
@@ -70,7 +69,6 @@ class MachinePort:
         self._options = options
         self._configuration = configuration
         self._inherited = inherited
-        self._lost = lost  # lines of the call log that were lost
         self._process = process
         self._started = time.time()
         self._epoch = inherited.epoch + 1 if process is None else process.place.epoch
@@ -193,7 +191,7 @@ class MachinePort:
         else:
             gateway.server.stop_accepting(given=True)
             if decider:  # from now on nothing is granted here
-                self._outgoing = OutgoingCalls(gateway, self._highest, self._epoch, decider, self._lost)
+                self._outgoing = OutgoingCalls(gateway, self._highest, self._epoch, decider)
                 gateway.dispatch.successor = self._outgoing
         payload = HandOffPayload(self._holders(), hub.totals.left(), self._state()) if decider else HandOffPayload()
         hub.hand_over(within, decider)

@@ -151,15 +151,14 @@ async def serve(
         file, configuration = configured(options, place, tell)
         # Of several processes the decider has calls to log only where a proxy forwards some.
         log = call_log(options, errors, tell) if alone or options.epp is not None else None
-        lost = partial(lost_lines, errors, log)
         spans = span_export(options.traces, stack) if alone else None
-        monitoring = Monitoring(lost, policy_status(options, file), spans, history)
+        monitoring = Monitoring(partial(lost_lines, errors, log), policy_status(options, file), spans, history)
         few = files_warning(open_files, configuration.policy.server.max_connections)
         if few is not None:
             say(few)
         clients, watchers = shared_out(open_files)
         gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
-        port = _data_port(options, gateway, process, configuration, sockets, lost)
+        port = _data_port(options, gateway, process, configuration, sockets)
         stack.push_async_callback(port.aclose)
         if file is not None:
             file.start(port.apply)
@@ -223,11 +222,10 @@ def _data_port(
     process: DeciderProcess | None,
     configuration: Configuration,
     sockets: InheritedSockets,
-    lost: Callable[[], int],
 ) -> DataPort:
     """Return the data port of this machine, or of its cluster. Raises StartError."""
     if configuration.policy.cluster is None:
-        return MachinePort(gateway, options, configuration, sockets, lost, process)
+        return MachinePort(gateway, options, configuration, sockets, process)
     if process is None:
         raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
     if options.epp is not None:

@@ -6,13 +6,13 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.admission.retries import AT_LEAST, RetryBudget
+from gateway.core.call_counts import CallCounts
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
@@ -24,7 +24,6 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import batch_families
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -46,19 +45,17 @@ class World:
             self.fleet, Policy(), random.Random(1), lambda: 0.0, RetryBudget(Current(Snapshot(Policy())))
         )
         self.retries = RetryBudget(Current(Snapshot(Policy())))
-        self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
         self.bodies = BodyMemory(1000, 0.5)
-        self.batch_counts: list[RelayCounts] = []
+        self.relays: list[RelayCounts] = []
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
-            lambda: 7,
-            lambda: {400: 3, 503: 2},
             self.retries,
-            lambda: self.batcher,
-            self.bodies,
-            more=lambda: batch_families(self.batch_counts),
+            lambda: RelayCounts(
+                b"", 0, 7, self.bodies.held, {400: 3, 503: 2}, self.bodies.refused, {"window": 2}, 5, 1, 0
+            ),
             policy_status=lambda: FileStatus(version=3, error="line 1"),
+            relays=lambda: self.relays,
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
@@ -280,12 +277,12 @@ def test_every_series_of_ours_is_called_weir() -> None:
 
 def test_batches_of_all_relays_are_added_up() -> None:
     def counted(**of_batches: Any) -> RelayCounts:
-        return RelayCounts(b"", 0, 0, 0, {}, {}, {}, 0, 0, 0, **of_batches)
+        return RelayCounts(CallCounts().told(), 0, 0, 0, {}, {}, {}, 0, 0, 0, **of_batches)
 
     def scene(world: World) -> None:
-        world.batch_counts = [counted(), counted()]
+        world.relays = [counted(), counted()]
         assert not [name for name, _, _ in world.samples() if name.startswith("weir_batch_lines")], "none are offered"
-        world.batch_counts = [
+        world.relays = [
             counted(lines={"completed": 2, "again": 0}, line_calls=3, batch_states={"in_progress": 1, "failed": 0}),
             counted(lines={"completed": 5, "again": 0}, line_calls=1),
         ]

@@ -57,7 +57,7 @@ class Side:
         self.sockets = sockets
         self.engine = next(iter(gateway.fleet))
         self.engine.ledger.slots = self.engine.ledger.max_slots = 2
-        self.port = MachinePort(gateway, Options(announce=lambda _: None), Configuration(), sockets, int)
+        self.port = MachinePort(gateway, Options(announce=lambda _: None), Configuration(), sockets)
         self.control = ControlPort(Starlette(), "127.0.0.1:0")
 
 

@@ -7,8 +7,7 @@ only writes the exposition. Labels come from the policy and the fleet, never fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -18,11 +17,10 @@ from gateway.core.admission.retries import RetryBudget
 from gateway.core.call_counts import CallCounts, CountRow
 from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import Histogram
-from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.metrics.families import engines, models, policy, targets
-from gateway.decider.relays.totals import added_up
+from gateway.decider.metrics.families import batches, engines, models, policy, targets
+from gateway.decider.relays.totals import summed
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.metrics import counter, gauge, histogram
@@ -34,47 +32,29 @@ WAITS = {
 }
 
 
-class Batches(Protocol):
-    """The batcher's counts: requests by their trigger, calls that shared a request, calls sent again by themselves."""
-
-    batches: dict[str, int]
-    merged: int
-    again: int
-
-
 class Metrics(Collector):
     """Counts records, and reads fleet, queues and connections at each scrape. `exposition` is the body of /metrics.
 
-    `more` gives families that other modules count, `lost_lines` the lines that the log and standard error have lost,
-    `relays` the totals of relays that are processes of their own.
+    `counted` gives the totals of this process, `relays` those of relays that are processes of their own, `more` the
+    families that other modules count.
     """
 
     def __init__(
         self,
         fleet: Fleet,
         dispatch: Dispatch,
-        connections: Callable[[], int],
-        refusals: Callable[[], Mapping[int, int]],
         retries: RetryBudget,
-        batcher: Callable[[], Batches],
-        bodies: BodyMemory,
+        counted: Callable[[], RelayCounts],
         *,
         more: Callable[[], Iterable[Metric]] = tuple,
-        lost_lines: Callable[[], int] = int,
         policy_status: Callable[[], FileStatus] = FileStatus,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
-        lost_spans: Callable[[], int] = int,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
-        self._connections = connections
-        self._refusals = refusals
         self._retries = retries
-        self._batcher = batcher
-        self._bodies = bodies
+        self._counted = counted
         self._more = more
-        self._lost_lines = lost_lines
-        self._lost_spans = lost_spans
         self._policy_status = policy_status
         self.counts = CallCounts(self._known)
         self.observe = self.counts.observe  # one ended call
@@ -112,34 +92,30 @@ class Metrics(Collector):
         return totals
 
     def collect(self) -> Iterable[Metric]:
-        totals, relays = self.totals(), self._relays()
+        totals, told = self.totals(), summed((self._counted(), *self._relays()))
         yield from self._calls(totals)
         yield from engines(self._fleet)
         classes, queues = self._dispatch.policy.classes, self._dispatch.queues.items()
         queued = [((model, name), queue.length(name)) for model, queue in queues for name in classes]
         yield gauge("weir_queued_calls", "Calls waiting for a grant.", "model", "class", of=queued)
         yield gauge("weir_running_calls", "Calls that hold a grant.", "class", of=self._dispatch.running)
-        refusals = added_up(self._refusals(), *(relay.refusals for relay in relays))
         text = "Requests refused for their bytes alone, before they were calls."
-        by_status = {str(status): count for status, count in refusals.items()}
+        by_status = {str(status): count for status, count in told.refusals.items()}
         yield counter("weir_wire_refusals", text, "status", of=by_status)
-        lost = self._lost_lines() + sum([relay.lost_lines for relay in relays])
-        yield counter("weir_log_lines_lost", "Lines of the call log and of standard error that were lost.", of=lost)
-        lost = self._lost_spans() + sum([relay.lost_spans for relay in relays])
+        text = "Lines of the call log and of standard error that were lost."
+        yield counter("weir_log_lines_lost", text, of=told.lost_lines)
         text = "Spans of sampled calls that no collector took, or that found no room to wait."
-        yield counter("weir_trace_spans_dropped", text, of=lost)
-        held = self._bodies.held + sum([relay.body_bytes for relay in relays])
-        yield gauge("weir_body_bytes", "Memory held by requests' bodies.", of=held)
-        bodies = added_up(self._bodies.refused, *(relay.body_refusals for relay in relays))
+        yield counter("weir_trace_spans_dropped", text, of=told.lost_spans)
+        yield gauge("weir_body_bytes", "Memory held by requests' bodies.", of=told.body_bytes)
         text = "Requests refused as the memory, or their sender's share, was full."
-        yield counter("weir_body_refusals", text, "full", of=bodies)
-        yield from self._decisions(totals, relays)
+        yield counter("weir_body_refusals", text, "full", of=told.body_refusals)
+        yield from self._decisions(totals)
+        yield from batches(told)
         yield from targets(self._dispatch)
         yield from models(self._dispatch, self._fleet)
         yield from self._as_vllm(totals)
         yield from self._more()
-        connections = self._connections() + sum([relay.connections for relay in relays])
-        yield gauge("weir_connections", "Open connections of the data port.", of=connections)
+        yield gauge("weir_connections", "Open connections of the data port.", of=told.connections)
 
     def _calls(self, counts: CallCounts) -> Iterable[Metric]:
         rows = [((*key[:3], key[3].value), row) for key, row in counts.rows.items()]
@@ -176,7 +152,7 @@ class Metrics(Collector):
         yield counter("vllm_requests", "Calls ended, by model.", "model_id", of=requests)
         yield histogram("vllm_request_duration_seconds", "From arrival to the end.", "model_id", of=found)
 
-    def _decisions(self, counts: CallCounts, relays: Sequence[RelayCounts]) -> Iterable[Metric]:
+    def _decisions(self, counts: CallCounts) -> Iterable[Metric]:
         calls = {(tenant, outcome.value): ended for (tenant, outcome), (ended, _) in counts.tenants.items()}
         used = {(tenant, outcome.value): tokens for (tenant, outcome), (_, tokens) in counts.tenants.items()}
         text = "Calls ended, by tenant; without one: unauthorized."
@@ -189,11 +165,4 @@ class Metrics(Collector):
         yield counter("weir_prefills", text, "place", "reason", of=counts.prefills)
         text = "Retries that may still be made in this window."
         yield gauge("weir_retry_budget_left", text, of=self._retries.left)
-        batcher = self._batcher()
-        batches = added_up(batcher.batches, *(relay.batches for relay in relays))
-        merged = batcher.merged + sum([relay.merged for relay in relays])
-        again = batcher.again + sum([relay.again for relay in relays])
-        yield counter("weir_batches", "Requests of the batcher, by what sent them.", "reason", of=batches)
-        yield counter("weir_batched_calls", "Calls answered by a shared request.", of=merged)
-        yield counter("weir_batch_resends", "Calls of a refused batch, sent singly.", of=again)
         yield from policy(self._policy_status())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from prometheus_client.core import Metric
 
@@ -15,7 +15,7 @@ from gateway.core.money.book import MoneyBook
 from gateway.core.money.tariff import MICRO
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.model_routes import ModelRoutes
-from gateway.decider.relays.totals import added_up
+from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.metrics import counter, gauge
 
@@ -29,30 +29,16 @@ def cluster_families(*, granting: bool, store_up: bool) -> Iterable[Metric]:
     yield gauge("weir_cluster_store_up", "1: the store has answered last.", of=store_up)
 
 
-class BatchCounts(Protocol):
-    """Counts of one process: `lines` by what became of them; `line_calls`: lines that wait or run now; `batch_states`:
-    batches by state, empty where another process works them."""
-
-    @property
-    def lines(self) -> Mapping[str, int]: ...
-
-    @property
-    def line_calls(self) -> int: ...
-
-    @property
-    def batch_states(self) -> Mapping[str, int]: ...
-
-
-def batch_families(counts: Sequence[BatchCounts]) -> Iterable[Metric]:
-    """The metric families at this moment; none, where no process has counted a line, not even to 0."""
-    lines = added_up(*(each.lines for each in counts))
-    if not lines:
-        return
-    states, calls = added_up(*(each.batch_states for each in counts)), sum([each.line_calls for each in counts])
-    yield gauge("weir_batch_jobs", "Batches of the Batch API, by state.", "status", of=states)
-    text = "Lines of batches that got a result, and that were sent once more."
-    yield counter("weir_batch_lines", text, "result", of=lines)
-    yield gauge("weir_batch_calls", "Lines of batches that wait or run now.", of=calls)
+def batches(told: RelayCounts) -> Iterable[Metric]:
+    """The metric families of the batcher and, where a process has counted a line of it (also to 0), the Batch API."""
+    yield counter("weir_batches", "Requests of the batcher, by what sent them.", "reason", of=told.batches)
+    yield counter("weir_batched_calls", "Calls answered by a shared request.", of=told.merged)
+    yield counter("weir_batch_resends", "Calls of a refused batch, sent singly.", of=told.again)
+    if told.lines:
+        yield gauge("weir_batch_jobs", "Batches of the Batch API, by state.", "status", of=told.batch_states)
+        text = "Lines of batches that got a result, and that were sent once more."
+        yield counter("weir_batch_lines", text, "result", of=told.lines)
+        yield gauge("weir_batch_calls", "Lines of batches that wait or run now.", of=told.line_calls)
 
 
 def quota_families(quotas: QuotaBook, clock: Callable[[], float]) -> Iterable[Metric]:

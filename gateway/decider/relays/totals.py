@@ -115,11 +115,16 @@ def added(one: RelayCounts, other: RelayCounts) -> RelayCounts:
     calls = CallCounts()
     calls.add(one.calls)
     calls.add(other.calls)
-    sums: dict[str, Any] = {}
-    for name in RelayCounts.__struct_fields__:
-        a, b = getattr(one, name), getattr(other, name)
-        sums[name] = added_up(a, b) if isinstance(a, dict) else a + b
-    return RelayCounts(**sums | {"calls": calls.told()})
+    return msgspec.structs.replace(summed((one, other)), calls=calls.told())
+
+
+def summed(counts: Sequence[RelayCounts]) -> RelayCounts:
+    """The sum of these totals, without their calls."""
+    sums: dict[str, Any] = {"calls": b""}
+    for name in RelayCounts.__struct_fields__[1:]:
+        found = [getattr(each, name) for each in counts]
+        sums[name] = added_up(*found) if isinstance(found[0], dict) else sum(found)
+    return RelayCounts(**sums)
 
 
 def added_up(*counts: Mapping[Name, int]) -> dict[Name, int]:

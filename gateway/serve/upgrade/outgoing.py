@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+
+import msgspec
 
 from gateway.core.engines.choice import Choice
 from gateway.core.engines.hold import Hold
@@ -20,7 +21,7 @@ from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.grant import RemoteGrant
 from gateway.relay.remote.link import Link
-from gateway.serve.assembly import Gateway, relay_counts
+from gateway.serve.assembly import Gateway
 from gateway.shared.lines import say
 
 
@@ -28,9 +29,8 @@ class OutgoingCalls:
     """A Successor, as in gateway/decider/successor.py, reached by the socket at `path`. `number` and `epoch` name this
     process among all relays."""
 
-    def __init__(self, gateway: Gateway, number: int, epoch: int, path: str, lost: Callable[[], int]) -> None:
+    def __init__(self, gateway: Gateway, number: int, epoch: int, path: str) -> None:
         self._gateway = gateway
-        self._lost = lost
         self._grants: dict[Hold, RemoteGrant] = {}
         self.link = Link(
             path,
@@ -53,13 +53,8 @@ class OutgoingCalls:
         await self.link.aclose()
 
     def _told(self) -> RelayCounts:
-        gateway = self._gateway
-        batcher, counts = gateway.pipeline.batcher, gateway.metrics.counts
         # The successor works the batches from now on, and says how many lines wait.
-        lines = {} if gateway.batches is None else dict(gateway.batches.lines)
-        counted = relay_counts(counts, gateway.server, gateway.bodies, batcher, None, lost_lines=self._lost())
-        counted.lines = lines
-        return counted
+        return msgspec.structs.replace(self._gateway.counted(), line_calls=0, batch_states={})
 
     # -- what the dispatch tells and asks -----------------------------------------------------------------------
 
