@@ -93,13 +93,7 @@ async def gateway_over(
         await gateway.server.drain(0.0)
         old = gateway.pipeline
         gateway.pipeline = Pipeline(
-            gateway.current,
-            RemoteDecider(link),
-            gateway.attempts,
-            old.endings.observe,
-            old.clock,
-            random.Random(seed),
-            gateway.bodies,
+            RemoteDecider(link), gateway.attempts, old.endings.observe, random.Random(seed), gateway.bodies
         )
         gateway.server = Server(gateway.pipeline, gateway.server.settings, gateway.bodies)
         await gateway.server.listen("127.0.0.1:0")

@@ -77,7 +77,7 @@ class Dispatch:
         self.sidecars = control.sidecars
         self.waiting = WaitingCalls(self, wake, woken)
         self._turns = self.waiting.turns  # empty: nobody waits
-        self.estimates = Estimates(control, fleet, clock)
+        self.estimates = Estimates(control, clock)
         self.routes = ModelRoutes(control, clock)
         self.routes.moves = self.waiting.moves
         self.routes.decides = lambda now: now < self.lease_until
@@ -292,17 +292,17 @@ class Dispatch:
 # -- estimates over the queues ----------------------------------------------------------------------------------------
 
 
-class Estimates:
+class Estimates(msgspec.Struct, eq=False):
     """Estimates over the queues of `control`. `clock` gives monotonic seconds."""
 
-    def __init__(self, control: AdmissionControl, fleet: Fleet, clock: Callable[[], float]) -> None:
-        self._control = control
-        self._fleet = fleet
-        self._clock = clock
+    _control: AdmissionControl
+    _clock: Callable[[], float]
 
     def unserved(self, model: str) -> bool:
         """Whether calls wait for a model that no engine may be given for."""
-        return bool(self._control.queues.get(model)) and not usable_of(self._fleet.serving(model), self._clock())
+        return bool(self._control.queues.get(model)) and not usable_of(
+            self._control.fleet.serving(model), self._clock()
+        )
 
     def waiting(self, model: str) -> int:
         """Return the number of calls that wait for a model."""
@@ -315,7 +315,7 @@ class Estimates:
         if known is None:
             return None
         known.advance(now)
-        return self._control.workload.longest_wait(model, self._fleet.serving(model), now)
+        return self._control.workload.longest_wait(model, self._control.fleet.serving(model), now)
 
     def wait(self, model: str) -> float:
         """Return the seconds until all calls that wait now have been served."""
@@ -323,7 +323,7 @@ class Estimates:
 
     def engines_wanted(self) -> dict[str, int]:
         """Return the scaling signal of each model of the house that calls have come for."""
-        now, fleet, queues = self._clock(), self._fleet, self._control.queues
+        now, fleet, queues = self._clock(), self._control.fleet, self._control.queues
         outside = self._control.rules.outside
         return {
             model: traffic.scale(fleet.serving(model), queues[model].total_tokens, now)

@@ -24,7 +24,7 @@ from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.error_shape import refusal_body
 from gateway.core.answer.naming import named
-from gateway.core.policy.snapshot import Current, Snapshot, largest_body
+from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.classes import claim
@@ -68,11 +68,9 @@ class Pipeline:
 
     def __init__(
         self,
-        current: Current,
         decider: Decider,
         attempts: Attempts,
         observe: Callable[[Record], None],
-        clock: Callable[[], float],
         rng: random.Random,
         bodies: BodyMemory,
         witness: BatchWitness | None = None,
@@ -80,18 +78,12 @@ class Pipeline:
         exchange: Exchange | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.current = current
+        self.current, self.clock = current, clock = attempts.current, attempts.clock
         self.decider = decider
         self.attempts = attempts
         forwarding = Forwarding(decider, attempts, clock, tracing)
-        self.batcher = Batcher(
-            lambda: current.snapshot.merges,
-            forwarding.exchange_whole,
-            clock,
-            bodies,
-            decider.window,
-            witness,
-        )
+        whole = forwarding.exchange_whole
+        self.batcher = Batcher(lambda: current.snapshot.merges, whole, clock, bodies, decider.window, witness)
         self._exchange = forwarding.exchange if exchange is None else exchange
         self._forwards = exchange is None
         self.large = large  # who parses large bodies; None: the event loop
@@ -99,7 +91,6 @@ class Pipeline:
         self.mirrors = Mirrors(self.begin, rng)
         self.endings = Endings(observe, clock, rng)
         self.others = OtherRequests(current, decider, self.endings, rng)
-        self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
         self._whose: Request | None = None  # the request whose head was read last, its route and its account

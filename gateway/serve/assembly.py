@@ -114,7 +114,6 @@ class Gateway:
             self.recorder,
             self.checkpoints,
             self.waking,
-            rng,
             say=say,
         )
         self.sidecars = self.engines.sidecars
@@ -155,7 +154,7 @@ class Gateway:
         self.decider = LocalDecider(
             self.fleet, self.dispatch, self.limits, cost, self.telemetry.asked, self.clock, self.rng
         )
-        self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, cost, self.clock)
+        self.checkpoints = Checkpoints(self.decider)
         self.waking = Waking(self.dispatch, self.say, sidecar_transport)
 
     def _monitoring(self, monitoring: Monitoring, log: CallLog | None) -> None:
@@ -171,7 +170,6 @@ class Gateway:
             lambda: route_families(self.dispatch.routes),
         ]
         self.metrics = Metrics(
-            self.fleet,
             self.dispatch,
             self.retries,
             self.counted,
@@ -197,11 +195,9 @@ class Gateway:
         """Build what carries bytes."""
         self.attempts = Attempts(self.current, self.engines.clients, self.clock)
         self.pipeline = Pipeline(
-            self.current,
             self.decider,
             self.attempts,
             self.recorder.observe,
-            self.clock,
             self.rng,
             self.bodies,
             witness=witnesses.batches,

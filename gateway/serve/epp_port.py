@@ -25,16 +25,9 @@ class LentCalls:
         lending = Lending(gateway.decider, self._upstream, gateway.current, gateway.clock)
         own = gateway.pipeline
         self.pipeline = Pipeline(
-            gateway.current,
-            gateway.decider,
-            gateway.attempts,
-            own.endings.observe,
-            gateway.clock,
-            gateway.rng,
-            gateway.bodies,
-            large=own.large,
-            exchange=lending.exchange,
-        )
+            gateway.decider, gateway.attempts, own.endings.observe, gateway.rng, gateway.bodies,
+            large=own.large, exchange=lending.exchange,
+        )  # fmt: skip
 
     async def drain(self, within: float) -> None:
         """Take reports until no call is left, for `within` seconds at most, then give up the remaining calls."""

@@ -6,7 +6,6 @@ that nobody names any more gets no new calls and is forgotten once its last one 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -54,7 +53,6 @@ class FleetEngines:
         recorder: Recorder,
         checkpoints: Checkpoints,
         waking: Waking,
-        rng: random.Random,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -74,7 +72,7 @@ class FleetEngines:
         self._clock = dispatch.clock
         self._say = say
         self._announcer = Announcer()
-        self._pods = PodEngines(self._pods_changed, say, rng)
+        self._pods = PodEngines(self._pods_changed, say, dispatch.rng)
 
     # -- a policy -----------------------------------------------------------------------------------------------
 

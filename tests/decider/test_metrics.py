@@ -48,7 +48,6 @@ class World:
         self.bodies = BodyMemory(1000, 0.5)
         self.relays: list[RelayCounts] = []
         self.metrics = Metrics(
-            self.fleet,
             self.dispatch,
             self.retries,
             lambda: RelayCounts(

@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.call_counts import CallCounts, CountRow
-from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import Histogram
 from gateway.core.request.outcome import Outcome
 from gateway.decider.dispatch import Dispatch
@@ -41,7 +40,6 @@ class Metrics(Collector):
 
     def __init__(
         self,
-        fleet: Fleet,
         dispatch: Dispatch,
         retries: RetryBudget,
         counted: Callable[[], RelayCounts],
@@ -50,7 +48,6 @@ class Metrics(Collector):
         policy_status: Callable[[], FileStatus] = FileStatus,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
     ) -> None:
-        self._fleet = fleet
         self._dispatch = dispatch
         self._retries = retries
         self._counted = counted
@@ -64,7 +61,7 @@ class Metrics(Collector):
 
     def _known(self, model: str) -> bool:
         """Whether an engine or a sidecar has the model: a label must not be a client's invention."""
-        return bool(self._fleet.serving(model)) or self._dispatch.sidecars.models.knows(model)
+        return bool(self._dispatch.fleet.serving(model)) or self._dispatch.sidecars.models.knows(model)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -94,7 +91,7 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         totals, told = self.totals(), summed((self._counted(), *self._relays()))
         yield from self._calls(totals)
-        yield from engines(self._fleet)
+        yield from engines(self._dispatch.fleet)
         classes, queues = self._dispatch.policy.classes, self._dispatch.queues.items()
         queued = [((model, name), queue.length(name)) for model, queue in queues for name in classes]
         yield gauge("weir_queued_calls", "Calls waiting for a grant.", "model", "class", of=queued)
@@ -112,7 +109,7 @@ class Metrics(Collector):
         yield from self._decisions(totals)
         yield from batches(told)
         yield from targets(self._dispatch)
-        yield from models(self._dispatch, self._fleet)
+        yield from models(self._dispatch)
         yield from self._as_vllm(totals)
         yield from self._more()
         yield gauge("weir_connections", "Open connections of the data port.", of=told.connections)

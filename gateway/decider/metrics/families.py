@@ -109,8 +109,8 @@ def targets(dispatch: Dispatch) -> Iterable[Metric]:
     yield gauge("weir_class_ttft_seconds", "Target of the policy for the time to the first token.", "class", of=ttft)
 
 
-def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
-    traffic = dispatch.traffic
+def models(dispatch: Dispatch) -> Iterable[Metric]:
+    traffic, fleet = dispatch.traffic, dispatch.fleet
     modes = {model: each.level for model, each in traffic.items()}
     booked = {(model, name): len(kept) for model, each in traffic.items() for name, kept in each.bookings.items()}
     states = {(engine.label, state): count for engine in fleet for state, count in engine.breaker.transitions.items()}

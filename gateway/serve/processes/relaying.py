@@ -148,11 +148,9 @@ class RelaySide:
     def _new_pipeline(self, parser: ThreadPoolExecutor | None) -> Pipeline:
         current, spans = self.current, self._spans
         return Pipeline(
-            current,
             RemoteDecider(self.link),
             Attempts(current, self.clients, self._clock),
             self._recorder.observe,
-            self._clock,
             self._rng,
             self.bodies,
             large=None if parser is None else LargeBodies(parser, self._clock),
