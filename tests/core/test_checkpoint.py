@@ -33,6 +33,7 @@ from gateway.core.checkpoint import (
 )
 from gateway.core.engines.breaker import BreakerState, CircuitBreaker, Ending
 from gateway.core.engines.engine import Engine
+from gateway.core.engines.speed import TPOT_ANSWERS
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Breaker, TrafficClass
@@ -107,6 +108,8 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
         found, fresh = getattr(after.speed, name), getattr(engine().speed, name)
         assert found == getattr(before.speed, name), name
         assert found != fresh or name == "ttft_spread", name
+    after.speed.learn_tpot(100, 1.0)  # is not taken for the first
+    assert after.speed.tpot == pytest.approx(0.09 + (0.01 - 0.09) / TPOT_ANSWERS)
     assert after.ledger.trim == before.ledger.trim != engine().ledger.trim
     assert after.ledger.slots == before.ledger.slots != engine().ledger.slots
     assert after.adaptation.full_at == before.adaptation.full_at is not None

@@ -14,7 +14,7 @@ PACE = 0.005  # seconds per output token at its fastest, until it is known
 FASTEST = 0.0005  # seconds per output token of any sequence
 PACE_WEIGHT = 0.02  # of one slower answer
 TPOT_TOKENS = 8  # fewer say more of the network than of the engine
-TPOT_WEIGHT = 0.1  # of one answer in the mean
+TPOT_ANSWERS = 10  # whose plain mean is taken; a further answer counts for a tenth
 RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
 MOST_SPREAD = 3.0  # one that stalls is no reason to doubt all
 LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
@@ -32,6 +32,7 @@ class Speed:
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._unsorted = 0  # first bytes since the rate was last computed
         self._untaught = 0  # samples since a first byte taught the rate
+        self._answers = 0  # that have taught `tpot`, up to TPOT_ANSWERS
 
     def learn_first_byte(self, reading: float, seconds: float) -> None:
         """prefill_rate = median of tokens/s over the last 64 first bytes, once there are 8.
@@ -53,10 +54,12 @@ class Speed:
             self.ttft_spread = min(MOST_SPREAD, self.prefill_rate / known[len(known) // 10])
 
     def learn_tpot(self, tokens: float, seconds: float) -> None:
-        """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth. Below zero
-        is an answer that was whole before its first token was expected."""
+        """`tokens` of one sequence took `seconds` to write: the mean of the first answers, then one whose weights fall by
+        a tenth. Below zero is an answer that was whole before its first token was expected."""
         if tokens >= TPOT_TOKENS:
-            self.tpot += TPOT_WEIGHT * ((seconds / tokens if seconds > 0.0 else 0.0) - self.tpot)
+            if self._answers < TPOT_ANSWERS:
+                self._answers += 1
+            self.tpot += 1.0 / self._answers * ((seconds / tokens if seconds > 0.0 else 0.0) - self.tpot)
 
     def learn_pace(self, tokens: float, seconds: float) -> None:
         """`tokens` of one sequence took `seconds` to write: the least of late, which a slower answer lifts a little. An
@@ -81,3 +84,4 @@ class Speed:
     def restore(self, saved: SavedEngine) -> None:
         self.prefill_rate, self.ttft_spread = saved.prefill_rate, saved.ttft_spread
         self.tpot, self.pace = saved.tpot, saved.pace
+        self._answers = TPOT_ANSWERS if saved.tpot != TPOT else 0

@@ -18,8 +18,8 @@ from gateway.core.engines.speed import (
     PREFILL_RATE,
     RATE_TOKENS,
     TPOT,
+    TPOT_ANSWERS,
     TPOT_TOKENS,
-    TPOT_WEIGHT,
 )
 from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble
@@ -713,8 +713,11 @@ def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:
     e = engine()
     e.speed.learn_tpot(TPOT_TOKENS - 1, 100.0)
     assert e.speed.tpot == TPOT
+    for answers in range(1, TPOT_ANSWERS + 1):  # the plain mean at first: what was assumed says nothing
+        e.speed.learn_tpot(100, answers)
+        assert e.speed.tpot == pytest.approx((answers + 1) / 200)
     e.speed.learn_tpot(100, 13.0)
-    assert e.speed.tpot == pytest.approx(TPOT + TPOT_WEIGHT * (0.13 - TPOT))
+    assert e.speed.tpot == pytest.approx(0.055 + (0.13 - 0.055) / TPOT_ANSWERS)
     for _ in range(200):
         e.speed.learn_tpot(100, -3.0)  # the first token was expected later than the last one came
     assert 0.0 <= e.speed.tpot < 1e-6
