@@ -76,7 +76,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     engine. `held`: bytes on each of these GPUs that no other engine can use. `phase`: of a start under way, in words.
 
     `transfer`: name of the model's engines on this machine that exchange KV caches with its engine; empty: it exchanges
-    none. `role`: its part in that. A `prefill` engine answers no call, so gateways have it ready for none.
+    none. `role`: its part in that. Gateways have a `prefill` engine ready for no call.
     """
 
     profile: Name

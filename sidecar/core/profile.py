@@ -106,8 +106,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     `load_timeout`: Longest start in all, at least `load_stall`; null: no limit while it progresses.
     `engine`: Engine of this model, if it differs from the others'.
     `kv_transfer`: Role in the exchange of KV caches with the model's other engines on this machine, by NIXL. prefill:
-    reads prompts for others and answers no call; decode: answers calls and reads no prompt for others; both; null:
-    exchanges none.
+    reads prompts for others, and answers what they have no room for; decode: answers calls and reads no prompt for
+    others; both; null: exchanges none.
     `flags`: More flags of vLLM, without their dashes.
     `environment`: More environment variables.
     """

@@ -232,7 +232,7 @@ def test_a_prompt_that_nobody_fetches_is_freed_after_its_time() -> None:
     async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:
         await writer.stop()
         said = await ask(port_of(gateway), chat())
-        assert said.status in (502, 503)
+        assert (said.status, said.headers["x-weir-engine"]) == (200, "engine-1"), "nobody else is left"
         assert len(reader.engine.kept) == 1
         await until(lambda: not len(reader.engine.kept))
         assert (reader.engine.kept.fetched, reader.engine.kept.expired) == (0, 1)
@@ -264,7 +264,20 @@ def test_calls_that_one_engine_does_alone(sent: bytes, reason: str | None) -> No
     scenario(body)
 
 
-def test_a_prefill_engine_answers_no_call_and_a_client_names_no_blocks() -> None:
+def test_an_engine_that_reads_answers_what_the_other_has_no_room_for() -> None:
+    async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:
+        slots = [engine.ledger for engine in gateway.fleet][1]
+        before, slots.slots = slots.slots, 0
+        said = await ask(port_of(gateway), chat(stream=True))
+        assert (said.status, said.headers["x-weir-engine"]) == (200, "engine-1")
+        assert (reader.engine.kept.fetched, writer.engine.stats.prompt_tokens) == (0, 0)
+        slots.slots = before
+        assert (await ask(port_of(gateway), chat("short"))).headers["x-weir-engine"] == "engine-2"
+
+    scenario(body)
+
+
+def test_a_prefill_engine_answers_no_call_while_another_has_room_and_a_client_names_no_blocks() -> None:
     async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:
         refused = await ask(port_of(gateway), chat(kv_transfer_params={"do_remote_prefill": True}))
         assert refused.status == 400

@@ -103,8 +103,14 @@ class AdmissionControl:
         engines, rules = self.candidates(call), self.rules
         if engines and engines[0].provider:
             engines = self._affordable(engines, call, now)
+        reserve: Sequence[Engine] = ()
+        if self.fleet.reads_apart:  # who reads for others answers what the others have no room for, if it reads nothing
+            reserve = [e for e in engines if not e.transfers.answers and not e.prefills.ahead(now)]
+            engines = [e for e in engines if e.transfers.answers]
         likely = self.fleet.likely(call.prefix) if len(engines) > SCAN_AT_MOST else ()
         choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude, likely=likely)
+        if choice is None and reserve:
+            return choose(reserve, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
         if choice is not None and choice.others_full and worth_waiting(call, choice, now, waited):
             return ASIDE
         return choice

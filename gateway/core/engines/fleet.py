@@ -127,7 +127,7 @@ class Fleet:
 
     def _index(self, engine: Engine, models: Set[str]) -> None:
         """Note that the engine has these models now."""
-        self._serving.put(engine, models if engine.transfers.answers else frozenset())
+        self._serving.put(engine, models)
         self._readers.put(engine, models if engine.transfers.reads_for_others else frozenset())
         self.is_large, self.reads_apart = len(self.engines) > SCAN_AT_MOST, bool(self._readers.engines)
         self._contexts.clear()
@@ -142,8 +142,11 @@ class Fleet:
         return self.engines.get(name) or next((engine for engine in self if engine.label == name), None)
 
     def serving(self, model: str) -> tuple[Engine, ...]:
-        """Engines that answer calls for `model`, up or not; empty: nobody has ever had it."""
-        return self._serving.engines.get(model, ())
+        """Engines that have `model`, up or not; empty: none of them is there to answer calls."""
+        engines = self._serving.engines.get(model, ())
+        if self.reads_apart and not any(engine.transfers.answers for engine in engines):
+            return ()
+        return engines
 
     def serves(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""

@@ -54,8 +54,8 @@ class Speed:
             self.ttft_spread = min(MOST_SPREAD, self.prefill_rate / known[len(known) // 10])
 
     def learn_tpot(self, tokens: float, seconds: float) -> None:
-        """`tokens` of one sequence took `seconds` to write: the mean of the first answers, then one whose weights fall by
-        a tenth. Below zero is an answer that was whole before its first token was expected."""
+        """`tokens` of one sequence took `seconds` to write: the mean of the first answers, then one whose weights fall
+        by a tenth. Below zero is an answer that was whole before its first token was expected."""
         if tokens >= TPOT_TOKENS:
             if self._answers < TPOT_ANSWERS:
                 self._answers += 1

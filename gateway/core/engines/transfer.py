@@ -9,10 +9,9 @@
 The prompt is read there if the first token comes sooner so. It is also read there in two cases for the sake of streams
 that the chosen engine writes now. Reading it here would break their target for the time per token: R seconds of reading
 make each token of a stream of n tokens slower by R / n. Or the streams of the chosen engine lose more than the call
-gains: each second of reading is worth CROWD seconds for each call of the engine that reads, as in the choice of the
-engine. Without that the engines of a split fleet read prompts themselves, until their streams are slow, while engines
-that only read are idle. `where` decides once a call, at its grant, by the predictions that the choice has
-made anyway. Pure; `now` is monotonic seconds.
+gains: each second of reading is worth LOST seconds for each call of the engine that reads. Without that the engines of
+a split fleet read prompts themselves, until their streams are slow, while those that read for others are idle. `where`
+decides once a call, at its grant, by the predictions that the choice has made anyway. Pure; `now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.core.engines.choice import CROWD, Choice, cached_tokens, predicted_ttft, usable_of
+from gateway.core.engines.choice import Choice, cached_tokens, predicted_ttft, usable_of
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.speed import PREFILL_RATE
 from gateway.core.request.call import Call
 
+LOST = 0.06  # of the time to read a prompt, that each other call of the engine that reads is worth
 WORTH_MOVING = 0.05  # seconds of reading; less is read sooner than asked for
 AT_MOST = 3.0  # times the wait here that a call may have elsewhere for the sake of other streams
 WITHIN = 3.0  # times its prediction that a prefill engine may take
@@ -93,7 +93,7 @@ def where(
 
 def _lost(engine: Engine, unread: int) -> float:
     """Seconds that reading so many prompt tokens is worth to the other calls of the engine."""
-    return CROWD * engine.ledger.in_flight * unread / engine.speed.prefill_rate
+    return LOST * engine.ledger.in_flight * unread / engine.speed.prefill_rate
 
 
 def _within(reader: Engine, read: float) -> float:

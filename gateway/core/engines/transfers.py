@@ -32,8 +32,8 @@ class Transfers:
 
     @property
     def answers(self) -> bool:
-        """Whether calls may be sent to it."""
-        return self.role != "prefill"
+        """Whether calls are sent to it while it has room; else only where nobody who answers has."""
+        return self.role != "prefill" or not self.group
 
     @property
     def reads_for_others(self) -> bool:

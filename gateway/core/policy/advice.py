@@ -200,7 +200,7 @@ def _transfers(policy: Policy) -> Found:
             yield (*path, "role"), f"{text} read here"
         if all(each.tpot is None for each in policy.classes.values()):
             text = "no class has a tpot, so prompts are read here only if that brings the first token sooner; meanwhile"
-            yield (*path, "role"), f"{text} this engine answers no call"
+            yield (*path, "role"), f"{text} this engine answers only what others have no room for"
 
 
 def _any_reads(group: str, engines: Sequence[EngineEntry]) -> bool:

@@ -116,8 +116,8 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     `kv_events`: Address where the engine publishes KV events (vLLM's --kv-events-config); null: it publishes none.
     `transfer`: Name of the group of engines that exchange KV caches with it (vLLM's --kv-transfer-config): those of the
     same connector, model, block size, parallelism and dtype; null: it exchanges none. See docs/prefill.md.
-    `role`: With a transfer group: prefill reads prompts for others and answers no call; decode answers calls and reads
-    no prompt for others; both.
+    `role`: With a transfer group: prefill reads prompts for others, and answers what they have no room for; decode
+    answers calls and reads no prompt for others; both.
     """
 
     url: types.EngineUrl

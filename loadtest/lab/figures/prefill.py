@@ -16,6 +16,7 @@ import msgspec
 from gateway.core.admission import admission
 from gateway.core.engines.choice import Choice, cached_tokens, predicted_ttft, usable_of
 from gateway.core.engines.engine import Engine
+from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.transfer import SOONER, Prefill, where
 from gateway.core.request.call import Call
 from gateway.shared.protocol import Role
@@ -44,7 +45,8 @@ SPLIT: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Way to use four engines. `always`: each prompt is read on an engine that reads, whatever is predicted."""
+    """Way to use four engines. `always`: each prompt is read on an engine that reads, whatever is predicted, and that
+    answers nothing."""
 
     roles: tuple[Role, ...] = ()
     always: bool = False
@@ -91,6 +93,11 @@ def always(
     return Prefill(reader, SOONER, choice.ttft, there, unread[reader], choice.prefill, within=300.0)
 
 
+def answering(fleet: Fleet, model: str) -> tuple[Engine, ...]:
+    """Engines of the model less those that read for others, as in a fleet that is split by its configuration."""
+    return tuple([engine for engine in fleet if engine.transfers.answers and model in engine.models])
+
+
 def row_prefill(setting: Setting) -> list[Row]:
     """Run each load at each share of its capacity, each way."""
     rows = []
@@ -127,8 +134,12 @@ def measured(setting: Setting, what: str, load: RivalLoad, way: str, rate: float
         setting.progress(what, min(1.0, progress.at / setting.ends))
         return False
 
-    decides = always if WAYS[way].always else where
-    with TemporaryDirectory() as folder, patch.object(admission, "where", decides):
+    decides, serving = (always, answering) if WAYS[way].always else (where, Fleet.serving)
+    with (
+        TemporaryDirectory() as folder,
+        patch.object(admission, "where", decides),
+        patch.object(Fleet, "serving", serving),
+    ):
         cell = Cell(name=what, before="gateway", policy=POLICY, engines=4, config=load.config, scenario=scenario,
                     folder=Path(folder), roles=WAYS[way].roles)  # fmt: skip
         made = simulate(cell, tell)

@@ -111,14 +111,14 @@ def test_a_prompt_that_stalls_streams_beyond_their_target_is_read_elsewhere() ->
 
 def test_a_prompt_is_read_where_fewer_calls_wait_for_it() -> None:
     own, other = engine("own"), engine("other")
-    for _ in range(20):  # 0.4 s of reading is worth 0.16 s to them, and moving the prompt takes 0.11 s
+    for _ in range(7):  # 0.4 s of reading is worth 0.17 s to them, and moving the prompt takes 0.11 s
         own.hold(100, 0, NOW, "default", output=100)
     assert reason(decided(call(), own, [other])) == ("other", "crowded")
     assert reason(decided(call(ttft_by=NOW + 0.5), own, [other])) == ("here", "later"), "it would be late"
     other.hold(1000, 1000, NOW)  # 0.1 s more
     assert reason(decided(call(), own, [other])) == ("here", "later")
     idle = engine("idle", rate=9000.0)
-    for _ in range(20):
+    for _ in range(7):
         other.hold(100, 0, NOW, "default", output=100)
     assert reason(decided(call(), own, [other, idle])) == ("idle", "crowded"), "less is lost there than at the faster"
 
@@ -154,12 +154,23 @@ def test_the_rate_is_the_median_of_fetches_and_a_low_one_is_doubted() -> None:
 def test_a_role_says_what_an_engine_is_asked_for(role: Role, answers: bool, reads: bool) -> None:
     fleet, one = Fleet(), engine("one", "")
     fleet.add(one)
-    for transfer in ("kv", None):
+    for transfer in ("kv", None):  # who exchanges with nobody can but answer
         one.go_by(EngineEntry(url="http://one", transfer=transfer, role=role))
         fleet.has_models(one, [ModelCard(id="m", max_model_len=10)])
-        assert fleet.serving("m") == ((one,) if answers else ())
+        assert fleet.serving("m") == ((one,) if answers or not transfer else ())
         assert fleet.readers("m") == ((one,) if reads and transfer else ())
-        assert list(fleet.models) == (["m"] if answers else [])
+        assert list(fleet.models) == (["m"] if answers or not transfer else [])
+
+
+def test_an_engine_that_reads_for_others_serves_beside_those_that_answer() -> None:
+    fleet, reader, writer = Fleet(), engine("reader"), engine("writer")
+    for each, role in ((reader, "prefill"), (writer, "decode")):
+        fleet.add(each)
+        each.go_by(EngineEntry(url=f"http://{each.id}", transfer="kv", role=role))
+        fleet.has_models(each, [ModelCard(id="m")])
+    assert fleet.serving("m") == (reader, writer)
+    fleet.remove("writer")
+    assert fleet.serving("m") == ()
 
 
 def test_a_prompt_that_is_read_here_after_all_counts_as_unread_again() -> None:

@@ -68,7 +68,7 @@ def test_engines_that_exchange_and_never_read_for_each_other() -> None:
     assert exchanging(reads + ", models: [m]", both, "models: [n]", tpot="tpot: 1s") == []
     assert exchanging(reads, both) == [
         "[0].role: no class has a tpot, so prompts are read here only if that brings the first token sooner; "
-        "meanwhile this engine answers no call"
+        "meanwhile this engine answers only what others have no room for"
     ]
 
 
