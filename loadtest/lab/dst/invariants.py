@@ -254,8 +254,14 @@ class Invariants:
             self._wrong(f"call {ticket.call.request_id} is set aside for {now - ticket.since:.3f} s")
 
     def _choice(self, ticket: Ticket, engines: tuple[Engine, ...], at: float) -> Choice | None:
-        routing = self._dispatch.policy.routing
-        return choose(engines, ticket.call, at, routing=routing, rng=self._rng, exclude=ticket.exclude)
+        routing, call = self._dispatch.policy.routing, ticket.call
+        answering = [engine for engine in engines if engine.transfers.answers]
+        others = [engine for engine in engines if engine not in answering and not engine.prefills.ahead(at)]
+        for able in (answering, others):
+            choice = choose(able, call, at, routing=routing, rng=self._rng, exclude=ticket.exclude)
+            if choice is not None:
+                return choice
+        return None
 
     def _late(self, ticket: Ticket, choice: Choice, now: float) -> bool:
         engine, dispatch = choice.engine, self._dispatch
