@@ -15,7 +15,7 @@ import pytest
 
 from gateway.decider.relays.elsewhere import process_of
 from gateway.frames.entrance import ClusterToken, VoteRequest
-from gateway.serve.cluster.membership import Membership
+from gateway.serve.cluster.membership import Membership, begun
 from gateway.serve.cluster.store import Machines, MemberRecord, Store, control_url, members_of
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
 
@@ -30,6 +30,7 @@ def membership(
         ClusterToken("prod", ("sixteen-characters-or-more",)),
         left,
         lambda: 100.0,
+        begun("a:1", left, 100.0),
         trust=None,
         name=None,
         changed=changed,

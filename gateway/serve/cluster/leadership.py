@@ -7,6 +7,8 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from gateway.core.checkpoint import CheckpointError
 from gateway.core.cluster.election import TTL, Election
 from gateway.decider.loading import Configuration
@@ -27,7 +29,7 @@ AT_LEAST = 10.0  # seconds between two checkpoints of a quiet cluster: the store
 NOBODY = 0  # stands among the relays that a hub waits for until the last checkpoint is there: no relay has this number
 
 
-class Leadership:
+class Leadership(msgspec.Struct, eq=False):
     """`hub`: of the present term; None: another member leads, or nobody.
 
     `store` keeps checkpoints. `election` returns this member's part in the election. `expected` returns the process of
@@ -35,36 +37,27 @@ class Leadership:
     receives the epoch of a member that leads in place of this one.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        store: CheckpointStore,
-        configuration: Configuration,
-        token: ClusterToken,
-        *,
-        election: Callable[[], Election],
-        expected: Callable[[], Mapping[int, int]],
-        lives: Callable[[int], bool],
-        deposed: Callable[[int], None],
-    ) -> None:
-        self.hub: RelayHub | None = None
-        self._gateway = gateway
-        self._store = store
-        self._configuration = configuration
-        self._token = token
-        self._election = election
-        self._expected = expected
-        self._lives = lives
-        self._deposed = deposed
-        self._term = 0
-        self._before = 0  # epoch of the last leader but this member
-        self._led = 0  # last epoch whose money is all in this member's book
-        self._saving = Saving(self._take, self._changes, self._save)
-        self._loading: asyncio.Task[None] | None = None
-        gateway.dispatch.set_lease(-math.inf)
+    _gateway: Gateway
+    _store: CheckpointStore
+    _configuration: Configuration
+    _token: ClusterToken
+    election: Callable[[], Election]
+    expected: Callable[[], Mapping[int, int]]
+    lives: Callable[[int], bool]
+    deposed: Callable[[int], None]
+    hub: RelayHub | None = None
+    _term: int = 0
+    _before: int = 0  # epoch of the last leader but this member
+    _led: int = 0  # last epoch whose money is all in this member's book
+    _saving: Saving | None = None
+    _loading: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._gateway.dispatch.set_lease(-math.inf)
 
     def start(self) -> None:
         """Save checkpoints from now on, while this member leads."""
+        self._saving = Saving(self._take, self._changes, self._save)
         self._saving.start()
 
     def apply(self, configuration: Configuration) -> None:
@@ -91,7 +84,7 @@ class Leadership:
     def _begin(self, before: int) -> None:
         """Begin a term, which judges nothing before what the leader before has learned is there. `before`: epoch of the
         last leader that this member knew."""
-        self.hub = hub_of(self._gateway, self._term, self._expected(), deposed=self._deposed, lives=self._lives)
+        self.hub = hub_of(self._gateway, self._term, self.expected(), deposed=self.deposed, lives=self.lives)
         self.hub.start()
         self.apply(self._configuration)
         self._gateway.checkpoints.forget_money()
@@ -113,7 +106,8 @@ class Leadership:
     async def stop(self) -> None:
         """Save no more checkpoints."""
         self._end_loading()
-        await self._saving.aclose()
+        if self._saving is not None:
+            await self._saving.aclose()
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
         await self._store.aclose()
@@ -139,7 +133,7 @@ class Leadership:
             go_on_from(checkpoints, state, passed)
             if lost and before == self._led:  # a member that is there would tell of another's term since
                 await asyncio.sleep(TTL)
-                election = self._election()
+                election = self.election()
                 lost = bool(election.roster - election.members)
             try:
                 if checkpoints.restore_money(money, lost=lost):
@@ -161,7 +155,7 @@ class Leadership:
 
     @property
     def _grants(self) -> bool:
-        return self._election().may_grant(asyncio.get_running_loop().time())
+        return self.election().may_grant(asyncio.get_running_loop().time())
 
     async def _save(self, state: bytes) -> None:
         """Raises OSError. A leader whose lease has ended saves nothing: another may have led, and saved, meanwhile."""

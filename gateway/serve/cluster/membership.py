@@ -36,56 +36,44 @@ class SavedMembership(msgspec.Struct, frozen=True):
     roster: list[str]
 
 
-class Membership:
+def begun(me: str, left: Path, now: float, promised: bytes = b"") -> Election:
+    """The part of a member in elections, as its last process has `promised`, or in the file that it has `left`."""
+    try:
+        kept = msgspec.json.decode(promised or left.read_bytes(), type=SavedMembership)
+    except (OSError, ValueError):  # the first process: what an earlier machine's life has promised is not known
+        return Election(me, voted_until=now + TTL)
+    return Election(me, kept.known, kept.voted_until, frozenset(kept.roster))
+
+
+class Membership(msgspec.Struct, eq=False):
     """`me` is the address that this member advertises. `changed` is called whenever the leader, or its lease, may have
     changed. `trust` and `name`: of TLS between members; None: there is none."""
 
-    def __init__(
-        self,
-        me: str,
-        life: str,
-        store: Store,
-        token: ClusterToken,
-        left: Path,
-        clock: Callable[[], float],
-        *,
-        trust: ssl.SSLContext | None,
-        name: str | None,
-        changed: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self.me = me
-        self.life = life
-        self.records: dict[str, MemberRecord] = {}
-        self.store_error = ""  # why it has not answered the last turn
-        self.store_heard = 0.0  # when it last has
-        self._store = store
-        self._token = token
-        self._left = left
-        self._clock = clock
-        self.trust = trust
-        self._name = name
-        self._changed = changed
-        self._say = say
-        self._said = ""
-        self._unkept = False  # the file cannot be written
-        self._conflict = ""
-        self._unreached: float | None = None  # since when there is no way to the leader
-        self._asking: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
-        self.election = self._begun()
-
-    def _begun(self, promised: bytes = b"") -> Election:
-        try:
-            left = msgspec.json.decode(promised or self._left.read_bytes(), type=SavedMembership)
-        except (OSError, ValueError):  # the first process: what an earlier machine's life has promised is not known
-            return Election(self.me, voted_until=self._clock() + TTL)
-        return Election(self.me, left.known, left.voted_until, frozenset(left.roster))
+    me: str
+    life: str
+    _store: Store
+    _token: ClusterToken
+    _left: Path
+    _clock: Callable[[], float]
+    election: Election
+    trust: ssl.SSLContext | None
+    name: str | None
+    changed: Callable[[], None]
+    say: Callable[[str], None]
+    records: dict[str, MemberRecord] = {}
+    store_error: str = ""  # why it has not answered the last turn
+    store_heard: float = 0.0  # when it last has
+    _said: str = ""
+    _unkept: bool = False  # the file cannot be written
+    _conflict: str = ""
+    _unreached: float | None = None  # since when there is no way to the leader
+    _asking: set[asyncio.Task[None]] = set()
+    _task: asyncio.Task[None] | None = None
 
     def restore(self, promised: bytes) -> None:
         """Load what the previous process of this member knew and promised."""
         self._write(promised)
-        self.election = self._begun(promised)
+        self.election = begun(self.me, self._left, self._clock(), promised)
 
     def hand_over(self) -> bytes:
         """Stop being this member, for its next process. Return what that process must know."""
@@ -114,7 +102,7 @@ class Membership:
         """Give up the lead, if there is another member."""
         if self.election.members - {self.me}:
             self.election.resign(self._clock())
-            self._changed()
+            self.changed()
             with contextlib.suppress(StoreError):  # then another is elected once its TTL is over
                 await self._store.resign()
 
@@ -154,7 +142,7 @@ class Membership:
             self._conflict = ""
             if self.store_error:
                 self.store_error = ""
-                self._say("cluster: the store answers again")
+                self.say("cluster: the store answers again")
             self.store_heard = self._clock()
             self.records = records
             election.answered(sent, self._clock(), turn, view)
@@ -163,14 +151,14 @@ class Membership:
     def _say_conflict(self, why: str) -> None:
         if why != self._conflict:
             self._conflict = why
-            self._say(f"cluster: {why}")
+            self.say(f"cluster: {why}")
 
     def _store_failed(self, why: str) -> None:
         if not self.store_error:
             goes_on = "this gateway goes on leading with the vote of all members" if self.election.term else (
                 "the leader goes on with the vote of all members"
             )  # fmt: skip
-            self._say(f"cluster: the store does not answer: {why}; {goes_on}")
+            self.say(f"cluster: the store does not answer: {why}; {goes_on}")
         self.store_error = why
 
     def news(self) -> bool:
@@ -183,8 +171,8 @@ class Membership:
             line = f"this gateway leads in epoch {leader.epoch}"
         if line != self._said and (self._said or leader is not None):
             self._said = line
-            self._say(f"cluster: {line}")
-        self._changed()
+            self.say(f"cluster: {line}")
+        self.changed()
         return kept
 
     def _write(self, promised: bytes) -> bool:
@@ -206,7 +194,7 @@ class Membership:
         if bool(unkept) != self._unkept:
             self._unkept = bool(unkept)
             what = f"cannot be written ({unkept}): make room there" if unkept else "is written again"
-            self._say(f"cluster: {self._left} {what}")
+            self.say(f"cluster: {self._left} {what}")
         return kept
 
     def _promised(self) -> SavedMembership:
@@ -238,7 +226,7 @@ class Membership:
             return  # its vote is missing
         if given:
             self.election.record_vote(name, leader.epoch, sent)
-            self._changed()
+            self.changed()
 
     # -- ways to other members ----------------------------------------------------------------------------------
 
@@ -247,14 +235,14 @@ class Membership:
     ) -> bool:
         """See `gateway/frames/entrance.py`. Raises OSError, and Unwanted."""
         proof = Proof(VERSION, self._token.cluster, self.me, self.life, secrets.token_bytes(32), vote)
-        return await visit(split_address(name), self._token, proof, self.trust, self._name, stays)
+        return await visit(split_address(name), self._token, proof, self.trust, self.name, stays)
 
     async def probe(self) -> None:
         """Warn if this member does not reach itself at the address that it advertises."""
         try:
             await self.visit(self.me, VoteRequest("", 0))
         except (OSError, Unwanted) as error:
-            self._say(
+            self.say(
                 f"cluster: this gateway does not reach itself at {self.me}, which it advertises: {error}; others will "
                 "not either, unless there is a router between: see cluster.advertise and cluster.listen"
             )
@@ -267,7 +255,7 @@ class Membership:
         """Note that no leader can be reached, and log `line` the first time."""
         if self._unreached is None:
             self._unreached = self._clock()
-            self._say(line)
+            self.say(line)
 
     # -- the control port ---------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster.leadership import NOBODY, Leadership
-from gateway.serve.cluster.membership import Membership
+from gateway.serve.cluster.membership import Membership, begun
 from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy
 from gateway.serve.cluster.store import CheckpointStore, Machines, MemberRecord, Store, control_url, members_of, opened
 from gateway.serve.hub_of import calls_of, processes_of
@@ -116,13 +116,15 @@ class ClusterPort:
             lives=self._lives,
             deposed=self._deposed,
         )
+        left = Path(place.path).with_name("cluster.json")
         return Membership(
             me,
             life,
             self._store,
             self._token,
-            Path(place.path).with_name("cluster.json"),
+            left,
             self._clock,
+            begun(me, left, self._clock()),
             trust=None if files.trust is None else files.trust.context(),
             name=None if files.trust is None else files.trust.name,
             changed=self._changed,
