@@ -55,6 +55,10 @@ class ControlClient:
         self.address = f"{host}:{config.listen.port}"
         self._host = host.strip("[]")
         self._port = config.listen.port
+        self.show(tokens)
+
+    def show(self, tokens: Tokens) -> None:
+        """Show the first of these tokens from now on."""
         self._headers = {"authorization": f"Bearer {tokens[0]}"} if tokens else {}
 
     def ask(self, method: Literal["GET", "POST"], path: str, body: object = None) -> bytes:

@@ -58,7 +58,8 @@ class Controller:
     def __init__(self, pool: PoolConfig, tokens: SidecarTokens) -> None:
         self._pool = pool
         self._tokens = tokens
-        self._digest = hashlib.sha256(f"{explain(pool)}{tokens.report} {tokens.order}".encode()).hexdigest()[:12]
+        self._digest = hashlib.sha256(explain(pool).encode()).hexdigest()[:12]
+        self._told: set[str] = set()  # actors that have these tokens
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nodes", daemon=True)
         self._thread.start()
@@ -98,6 +99,9 @@ class Controller:
         for name in there - set(wanted):
             say(f"{name} makes way")
             _kill(name)
+        late = [node for name, node in wanted.items() if name in there - self._told]
+        answers = self._answers(late, "renew", LOOK_EVERY, self._tokens)
+        self._told |= {node.actor(self._digest) for node in late if answers[node.ray_id] is None}
         # Another one of the same node goes first: it has the GPUs.
         for name in set(wanted) - there:
             self._start_actor(name, wanted[name])
@@ -137,15 +141,16 @@ class Controller:
         )
         try:
             actor.remote(self._pool, node.node, node.address, self._tokens)
+            self._told.add(name)
         except ValueError as error:  # the one that was killed still has the name
             say(f"{name} is not started: {error}")
 
-    def _answers(self, nodes: list[PoolNode], what: str, within: float) -> dict[str, Any]:
+    def _answers(self, nodes: list[PoolNode], what: str, within: float, *given: object) -> dict[str, Any]:
         """Answers of the actors of some nodes, all asked at once, or in words why one gives none; by ray_id."""
         asked = {}
         for node in nodes:
             try:
-                asked[node.ray_id] = getattr(ray.get_actor(node.actor(self._digest)), what).remote()
+                asked[node.ray_id] = getattr(ray.get_actor(node.actor(self._digest)), what).remote(*given)
             except ValueError:
                 asked[node.ray_id] = None
         until = time.monotonic() + within

@@ -69,6 +69,12 @@ class Node:
             return NodeStatus(node=self._node, trouble=self._trouble or str(error))
         return NodeStatus(node=self._node, status=said, creating=self._creation.left)
 
+    def renew(self, tokens: SidecarTokens) -> None:
+        """Have the sidecar go by these tokens, without another start. Raises OSError."""
+        self._tokens = tokens
+        self._client.show(tokens.order)
+        self._write_tokens()
+
     def end(self) -> str:
         """End the sidecar and its engines, for good. What became of them, in words; empty: all have ended."""
         self._last.set()
@@ -101,16 +107,9 @@ class Node:
 
     def _run(self) -> str:
         """Run a sidecar until it ends. Return the last line of its log."""
-        own = self._file.parent / self._node
-        own.mkdir(parents=True, exist_ok=True)
-        for name, tokens in (
-            (self._config.token_file, self._tokens.report),
-            (self._config.order_token_file, self._tokens.order),
-        ):
-            if name is not None:
-                replace(self._file.parent / name, "".join(f"{token}\n" for token in tokens).encode())
+        self._write_tokens()
         replace(self._file, explain(self._config).encode())
-        log = own / "sidecar.log"
+        log = self._file.parent / self._node / "sidecar.log"
         with log.open("wb") as output:
             child = subprocess.Popen(  # noqa: S603 # our own program, and the file we wrote
                 [*_program("serve", self._file), "--end-with-parent"],
@@ -128,6 +127,15 @@ class Node:
             child.stdin.close()
             child.wait()
         return log.read_bytes()[-QUOTED:].decode(errors="replace").strip().rpartition("\n")[2]
+
+    def _write_tokens(self) -> None:
+        (self._file.parent / self._node).mkdir(parents=True, exist_ok=True)
+        for name, tokens in (
+            (self._config.token_file, self._tokens.report),
+            (self._config.order_token_file, self._tokens.order),
+        ):
+            if name is not None:
+                replace(self._file.parent / name, "".join(f"{token}\n" for token in tokens).encode())
 
 
 class Creation:

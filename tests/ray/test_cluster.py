@@ -34,6 +34,7 @@ from tests.sidecar.laid_out import lay_out
 
 GIB = 1 << 30
 TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
+NEW = "of-sixteen-others-too"
 POLICY = """
 fleet:
   poll: 100ms
@@ -176,6 +177,12 @@ def _end_engines(machines: Machines) -> None:
         assert until(lambda node=node: not machines.engines(node), 120.0) is not None
 
 
+def statuses(machines: Machines, token: str) -> list[int]:
+    """The statuses of the answers of all nodes' control APIs to whoever shows this token."""
+    port = decode_pool(machines.pool.read_bytes()).sidecar.listen.port
+    return [get(f"http://127.0.0.{number}:{port}/status", token=token)[0] for number in (2, 3, 4)]
+
+
 def asleep(machines: Machines, node: str) -> bool:
     """Whether a node has both engines of `chat`, asleep, and none of the model that does not sleep."""
     return machines.models(node) == {"chat-1": ("sleeping", 2), "chat-2": ("sleeping", 2), "other": ("stopped", 0)}
@@ -228,6 +235,18 @@ def test_every_node_has_a_sidecar_for_as_long_as_it_is_there(machines: Machines)
     os.kill(machines.controller(), signal.SIGKILL)
     after = machines.nodes()
     assert {name: said["boot"] for name, said in after.items()} == {name: said["boot"] for name, said in before.items()}
+
+    # A token takes the place of another: every sidecar has both, and none is started again.
+    (machines.folder / "token").write_text(f"{NEW}\n{TOKEN}\n")
+    code, out, err = machines.run("up")
+    assert code == 0, (out, err)
+    shown = [machines.folder / "nodes" / node / "token" for node in "abc"]
+    assert until(lambda: all(file.read_text() == f"{NEW}\n{TOKEN}\n" for file in shown), 60.0) is not None
+    for token in (NEW, TOKEN):
+        assert until(lambda token=token: set(statuses(machines, token)) == {200}, 60.0) is not None, token
+    after = machines.nodes()
+    assert {name: said["boot"] for name, said in after.items()} == {name: said["boot"] for name, said in before.items()}
+    assert machines.call()[0] == 200
 
     # A node dies; the others answer. It comes back as another one of the same name, to its engines.
     engines = machines.engines("b")

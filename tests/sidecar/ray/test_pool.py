@@ -207,6 +207,9 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         assert (file.parent / "n" / "order-token").stat().st_mode & 0o777 == 0o600
         first, made = asked().pid, engines()
         assert len(made) == 2
+        node.renew(SidecarTokens(report=("a" * 16,), order=("b" * 16, TOKEN)))
+        assert until(lambda: node.status().status is not None, 60.0) is not None, node.status()
+        assert asked().pid == first, "the one before is accepted, and no sidecar was started again"
         ControlClient(ours, (TOKEN,)).ask("POST", "/models/a-1/ensure")
         assert until(lambda: asked().models[0].state == "running", 60.0) is not None
         # One that is killed before it has written down that a model is awake leaves one whose weights may not be there.
