@@ -18,7 +18,7 @@ from gateway.core.sidecars.sidecar import Outlook, awake, beginning
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, ensured
-from gateway.shared.tasks import cancel, telling
+from gateway.shared.tasks import cancel, done_within, telling
 from gateway.upstream.trust import Trust
 
 WITHIN = 3.0  # seconds for a whole answer
@@ -117,11 +117,7 @@ class Waking:
         """Wait for a report, or until a sidecar may be asked again."""
         within = min(LOOK, max(pause, again_at - now) or LOOK)
         self._news.clear()
-        try:
-            async with asyncio.timeout(within):
-                await self._news.wait()
-        except TimeoutError:
-            return
+        await done_within(self._news.wait(), within)
 
     async def _ask(self, outlook: Outlook) -> str:
         """Send one request. Returns its result, one of RESULTS."""

@@ -29,6 +29,7 @@ from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receiv
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.certificate import Certificate
 from gateway.shared.lines import say
+from gateway.shared.tasks import done_within
 
 if TYPE_CHECKING:
     from gateway.serve.cluster.port import ClusterPort
@@ -109,10 +110,7 @@ class MachinePort:
             process.memory.relays = payload.relays
             self._keep()
             return
-        try:
-            async with asyncio.timeout(TOLD_WITHIN):
-                await hub.until_synced()
-        except TimeoutError:
+        if not await done_within(hub.until_synced(), TOLD_WITHIN):
             say(f"the gateway before (pid {taken.pid}) does not say what its calls hold: engines' metrics alone tell")
 
     async def _serve_relays(self) -> str:

@@ -4,7 +4,6 @@ written each second. Marks of money that calls wait for are written at once."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from gateway.core.admission.quotas import Calendar, QuotaBook, Span, Used
 from gateway.core.money.book import MoneyBook, Spent
 from gateway.shared.notice import Notice
 from gateway.shared.storage import Storage, StorageError
-from gateway.shared.tasks import cancel, lasting
+from gateway.shared.tasks import cancel, done_within, lasting
 
 EVERY = 1.0  # seconds between two writings, and so the most that SIGKILL loses of tokens; of money it loses nothing
 PAUSE = 0.05  # seconds after a writing, so that a disk that fails is not asked for each call
@@ -87,9 +86,7 @@ class TokenUse(msgspec.Struct, eq=False):
 
     async def _keep(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY):
-                    await self._short.wait()
+            await done_within(self._short.wait(), EVERY)
             self._short.clear()
             self.set_calendar()
             await self._write()

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from gateway.shared.folder_lock import FolderLock
+from gateway.shared.tasks import done_within
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -139,9 +140,7 @@ class Storage:
             self._jobs.put(None)
         if self._thread is None:  # nothing was ever asked
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSED_WITHIN):
-                await asyncio.shield(asyncio.wrap_future(self._closed))
+        await done_within(asyncio.shield(asyncio.wrap_future(self._closed)), CLOSED_WITHIN)
 
     # -- on the loop ----------------------------------------------------------------------------------------------
 

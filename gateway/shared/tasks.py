@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -70,6 +70,15 @@ async def cancel(*tasks: asyncio.Future[Any] | None) -> None:
     for task in there:
         task.cancel()
     await asyncio.gather(*there, return_exceptions=True)
+
+
+async def done_within(work: Awaitable[Any], within: float) -> bool:
+    """Whether `work` is done within so many seconds; else it is cancelled."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await work
+            return True
+    return False
 
 
 async def wait_until(enough: Callable[[], object], news: asyncio.Event, within: float) -> None:

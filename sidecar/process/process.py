@@ -20,7 +20,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gateway.shared.tasks import telling
+from gateway.shared.tasks import done_within, telling
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
@@ -160,9 +160,7 @@ class Process:
                 if not asked:  # a second SIGTERM would kill in the middle of obeying the first
                     self._signal(signal.SIGTERM)
                     self._signal(signal.SIGCONT)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(grace):
-                        await self._exited.wait()
+                await done_within(self._exited.wait(), grace)
             await self._end()
         except asyncio.CancelledError:
             await self._end()
@@ -177,9 +175,7 @@ class Process:
                 await self._sweep()
             return
         self._signal(signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2 * KILL_WITHIN):
-                await self._gone.wait()
+        await done_within(self._gone.wait(), 2 * KILL_WITHIN)
 
     async def leave(self) -> None:
         """Let it run, and know nothing of it any more: the sidecar ends, its engines do not."""

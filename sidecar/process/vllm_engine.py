@@ -7,7 +7,6 @@ still run; `stop` ends it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import signal
@@ -19,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.files.units import GIB
+from gateway.shared.tasks import done_within
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.profile import Profile, pooling
@@ -256,9 +256,7 @@ class VllmEngine:
         except FAILURES as error:
             why = str(error)
             if isinstance(error, ApiError) and error.kind in ("refused", "lost"):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(DYING):
-                        await self._process.wait()
+                await done_within(self._process.wait(), DYING)
             if not self._process.alive:
                 why = await self.ended()
             found = diagnosis(self.lines(LINES))

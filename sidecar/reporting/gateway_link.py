@@ -20,6 +20,7 @@ from gateway.shared.addresses import EVERY_INTERFACE
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from gateway.shared.formatting import seconds, shown
 from gateway.shared.protocol import CapacityReport, ClusterMember, DemandReport, ProtocolError
+from gateway.shared.tasks import done_within
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
@@ -116,7 +117,7 @@ class GatewayLink:
             began = _now()
             if await self._tell(WITHIN):
                 pause = FIRST_PAUSE
-                await self._change(began + EVERY)
+                await done_within(self.changed.wait(), began + EVERY - _now())
                 await asyncio.sleep(began + GAP - _now())
             else:
                 await asyncio.sleep(pause)
@@ -132,13 +133,6 @@ class GatewayLink:
         """Close the connection."""
         for transport in self._transports:
             await transport.aclose()
-
-    async def _change(self, until: float) -> None:
-        try:
-            async with asyncio.timeout_at(until):
-                await self.changed.wait()
-        except TimeoutError:
-            return
 
     async def _tell(self, within: float) -> bool:
         """Send one report; whether it was taken."""

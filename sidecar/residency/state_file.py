@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.shared.tasks import done_within
 from gateway.shared.threads import in_thread
 from sidecar.core.engine_records import EngineRecord
 from sidecar.core.lesson import Lesson, Measured
@@ -173,9 +174,7 @@ class StateFile:
     async def flush(self, within: float = LATE) -> bool:
         """Until what was saved is on the disk, or has failed to get there, but `within` seconds at most. Whether it is
         there."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await self._tried.wait()
+        await done_within(self._tried.wait(), within)
         return self._tried.is_set() and not self.error
 
     def close(self) -> None:

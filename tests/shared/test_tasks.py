@@ -1,4 +1,5 @@
-"""Tasks that must live begin anew, say that they fail until they are in order, and end when they are cancelled."""
+"""Tasks that must live begin anew, say that they fail until they are in order, and end when they are cancelled. What is
+not done in time is cancelled."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.shared import tasks
-from gateway.shared.tasks import failing, lasting
+from gateway.shared.tasks import done_within, failing, lasting
 
 
 @pytest.fixture(autouse=True)
@@ -74,5 +75,27 @@ def test_one_that_returns_has_ended() -> None:
             return
 
         await lasting("the watch", life)
+
+    asyncio.run(main())
+
+
+def test_what_is_not_done_in_time_is_cancelled_and_an_error_is_its_own() -> None:
+    cancelled: list[str] = []
+
+    async def work(seconds: float, *, fails: bool = False) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append("late")
+            raise
+        if fails:
+            raise ValueError("its own")
+
+    async def main() -> None:
+        assert await done_within(work(0.0), 60.0)
+        assert not await done_within(work(60.0), 0.01)
+        assert cancelled == ["late"]
+        with pytest.raises(ValueError, match="its own"):
+            await done_within(work(0.0, fails=True), 60.0)
 
     asyncio.run(main())

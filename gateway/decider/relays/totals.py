@@ -7,7 +7,6 @@ kept by their key (relay, epoch): one that comes again replaces them. So are tho
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 from gateway.core.call_counts import CallCounts
 from gateway.frames.channel import Channel
 from gateway.frames.messages import CountsAsk, RelayCounts
+from gateway.shared.tasks import done_within
 
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 MOST_LEFT = 64  # relays that have left; beyond them those that have ended are added up
@@ -59,9 +59,7 @@ class RelayTotals:
             relay.send(CountsAsk())
         if self._unheard:
             self._heard.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(COUNTED_WITHIN):
-                    await self._heard.wait()
+            await done_within(self._heard.wait(), COUNTED_WITHIN)
 
     def heard(self, relay: Channel | None) -> None:
         """A relay has told its totals, or has left."""

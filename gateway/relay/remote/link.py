@@ -9,7 +9,6 @@ that, in the old order. A decider of a lower epoch than one that was met before 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
@@ -23,7 +22,7 @@ from gateway.frames.calls import refusal_of
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider
 from gateway.relay.remote.asked import AskedCall
-from gateway.shared.tasks import cancel, lasting
+from gateway.shared.tasks import cancel, done_within, lasting
 
 RETRY = 0.05  # seconds between two tries to reach a decider
 LOOK = 0.1  # seconds between two looks at the deadlines of calls that wait for a decider
@@ -109,9 +108,7 @@ class Link(msgspec.Struct, eq=False):
             more()
             channel, self._channel, self._named = self._channel, None, False
             if channel is not None and channel.end():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(until - self.clock()):
-                        await self._gone.wait()
+                await done_within(self._gone.wait(), until - self.clock())
         await cancel(self._task)
 
     def _leave(self, decider: str) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.protocol import CapacityReport, Demand, DemandReport, ModelReport
+from gateway.shared.tasks import done_within
 from loadtest.lab.residency.residents import ResidentEngine, ResidentEngines
 from sidecar.residency.manager import Manager
 
@@ -64,9 +65,7 @@ class ModelCallers:
                 if self.late:
                     await asyncio.sleep(self.late)
                 self.manager.heard(self._answer(report))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TELL_EVERY):
-                    await changed.wait()
+            await done_within(changed.wait(), TELL_EVERY)
             changed.clear()
 
     def serves(self, model: str) -> bool:
