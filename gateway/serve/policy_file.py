@@ -21,7 +21,7 @@ from gateway.shared.files.file_status import FileStatus
 from gateway.shared.lines import say
 from gateway.shared.new_file import write_new
 from gateway.shared.tokens import MAX_SECRET, Tokens, tokens_in
-from gateway.shared.watched_file import WatchedFile
+from gateway.shared.watched_file import WatchedFile, words
 
 DEFAULTS = Policy()
 
@@ -33,9 +33,11 @@ def first_read(
     complete: Callable[[Configuration, Read], Configuration] = lambda configuration, _: configuration,
     default: Policy = DEFAULTS,
     token: Path | None = None,
+    before: Configuration | None = None,
 ) -> tuple[WatchedFile | None, Configuration]:
     """The policy file, to be watched, and what it says now. `complete` adds what it leaves out; `default` is the policy
-    where there is no file, and then the file of a `token` is watched. Raises StartError."""
+    where there is no file, and then the file of a `token` is watched. `before`: what counts where the file is faulty.
+    Raises StartError."""
 
     def completed(read: Read) -> Configuration:
         return complete(Configuration(default) if path is None else load(path, read), read)
@@ -48,24 +50,34 @@ def first_read(
     file = WatchedFile(watched, completed, say, failures=failures, name=name)
     try:
         return file, file.first()
-    except OSError as error:
-        raise StartError(f"{error.filename}: {error.strerror}") from error
-    except (InvalidFile, ValueError) as error:
-        raise StartError(str(error)) from error
+    except failures as error:
+        if before is None:
+            raise StartError(words(error)) from error
+    file.ask()  # so that the fault is told
+    return file, before
 
 
 def configured(
-    options: Options, place: Place | None, tell: Callable[[str], None]
+    options: Options, place: Place | None, tell: Callable[[str], None], before: Configuration | None = None
 ) -> tuple[WatchedFile | None, Configuration]:
-    """Read the policy file, and add the tokens and secrets that it leaves out. Raises StartError."""
+    """Read the policy file, and add the tokens and secrets that it leaves out. `before`: what a process before this one
+    went by last. Raises StartError."""
     beside = None if options.demo else options.sidecar or options.policy
-    own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None)
+    known = before is not None and bool(before.sidecar_tokens)
+    own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None, known=known)
 
     def complete(configuration: Configuration, read: Read) -> Configuration:
         completed = own_token.complete(configuration, read)
         return completed if place is None else place.complete(completed)
 
-    return first_read(options.policy, tell, complete=complete, default=options.default_policy, token=own_token.file)
+    return first_read(
+        options.policy,
+        tell,
+        complete=complete,
+        default=options.default_policy,
+        token=own_token.file,
+        before=before,
+    )
 
 
 def reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
@@ -98,14 +110,14 @@ NO_TOKEN_FILE = "fleet.sidecars without a token_file"  # noqa: S105 # words
 class OwnToken:
     """Completes configurations with the token. `path`: the file beside which the token's file is, the policy's or that
     of a sidecar of our own; None: there is none. `own`: the sidecar is ours, and is heard also where the policy says
-    nothing of sidecars. `say` takes a line for the operator."""
+    nothing of sidecars. `known`: sidecars have a token already. `say` takes a line for the operator."""
 
-    def __init__(self, path: Path | None, say: Callable[[str], None], *, own: bool) -> None:
+    def __init__(self, path: Path | None, say: Callable[[str], None], *, own: bool, known: bool = False) -> None:
         self.file = None if path is None else path.parent / TOKEN_FILE
         self._own = own
         self._say = say
         self._made = secrets.token_urlsafe(32)
-        self._said = self._known = False
+        self._said, self._known = False, known
 
     def complete(self, configuration: Configuration, read: Read) -> Configuration:
         """Complete a configuration whose files `read` reads. Raises LoadError."""

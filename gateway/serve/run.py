@@ -38,6 +38,7 @@ from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.ending import end, listen_for_successor
 from gateway.serve.policy_file import configured, first_read, policy_status, reload
 from gateway.serve.processes.deciding import DeciderProcess, sockets_of
+from gateway.serve.processes.last_good import LastGood
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import TOLD, Beats, Place
 from gateway.serve.processes.relaying import relay
@@ -113,19 +114,20 @@ def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int
             try_relays(options)
         tell = plain(text=as_text(options.log_format))
         successor = NextGateway(_rendezvous(options, control.getsockname()[1]), tell)
-        return Parent(options.relays, data, control, partial(_process, options, policy), tell, sockets, successor).run()
+        process = partial(_process, options, policy, LastGood())
+        return Parent(options.relays, data, control, process, tell, sockets, successor).run()
 
 
 def _rendezvous(options: Options, port: int) -> Path:
     return rendezvous_path(split_address(options.control)[0], port)
 
 
-def _process(options: Options, policy: Policy, place: Place) -> int:
+def _process(options: Options, policy: Policy, last: LastGood, place: Place) -> int:
     """The life of one of several processes, and its exit status."""
     with standard_error(text=as_text(options.log_format)) as errors:
         try:
             if place.role == "decider":
-                uvloop.run(serve(options, raised_files(), errors, place.inherited, place))
+                uvloop.run(serve(options, raised_files(), errors, place.inherited, place, last))
             else:
                 uvloop.run(relay(options, policy, raised_files(), errors, place))
         except StartError as error:
@@ -135,10 +137,16 @@ def _process(options: Options, policy: Policy, place: Place) -> int:
 
 
 async def serve(
-    options: Options, open_files: int, errors: LineWriter, sockets: InheritedSockets, place: Place | None = None
+    options: Options,
+    open_files: int,
+    errors: LineWriter,
+    sockets: InheritedSockets,
+    place: Place | None = None,
+    last: LastGood | None = None,
 ) -> None:
     """Run a gateway process, from first object to last. `open_files`: how many it may have; `errors` writes to standard
-    error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own."""
+    error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own. `last`: what
+    the process before it went by."""
     alone = place is None
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop(), child=not alone)
@@ -148,7 +156,7 @@ async def serve(
         manager = stack.enter_context(ServiceManager(os.environ if alone else {}))
         history = History()
         tell = history.noting(say, time.time)
-        file, configuration = configured(options, place, tell)
+        file, configuration = configured(options, place, tell, None if last is None else last.load())
         # Of several processes the decider has calls to log only where a proxy forwards some.
         log = call_log(options, errors, tell) if alone or options.epp is not None else None
         spans = span_export(options.traces, stack) if alone else None
@@ -161,7 +169,7 @@ async def serve(
         port = _data_port(options, gateway, process, configuration, sockets)
         stack.push_async_callback(port.aclose)
         if file is not None:
-            file.start(port.apply)
+            file.start(port.apply if last is None else last.saving(port.apply, configuration))
             stack.push_async_callback(file.aclose)
         secure, context = certificate_of("--tls-", options.certificate if alone else None, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)

@@ -215,7 +215,7 @@ class WatchedFile:
         except self._failures as error:
             # A failure to read may pass without a change of any file.
             self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-            return FileReading(files.digest, error=_words(error))
+            return FileReading(files.digest, error=words(error))
         except BaseException:  # a bug, or a panic of Rust: what it was is told, and the next change is read
             traceback.print_exc()
             return FileReading(files.digest, error=UNFORESEEN)
@@ -248,7 +248,7 @@ class WatchedFile:
                 self._apply(reading.loaded)
             except self._failures as error:
                 self.status = before
-                self._failed(reading.digest, _words(error))
+                self._failed(reading.digest, words(error))
             else:
                 self._bad, self._digest = None, reading.digest
                 self.status = before.applied(reading.digest[:12], _now())
@@ -284,7 +284,8 @@ def _mark_of(status: os.stat_result) -> Mark:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
+    """The error in words, with the file that could not be read."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error) or error.__class__.__name__

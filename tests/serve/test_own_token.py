@@ -16,6 +16,7 @@ from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.decider.loading import Configuration, LoadError
 from gateway.serve.policy_file import TOKEN_FILE, OwnToken, first_read
+from gateway.serve.starting import StartError
 from tests.serve.test_processes import POLICY, processes
 
 HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))
@@ -124,3 +125,12 @@ def test_its_file_is_watched_also_where_there_is_no_policy(tmp_path: Path, named
     asyncio.run(main())
     assert applied == [(*before.sidecar_tokens, "of-sixteen-characters")]
     assert "version 2 is active" in said[-1]
+
+
+def test_a_file_that_others_can_read_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("fleet: {sidecars: {}}\n")
+    (tmp_path / TOKEN_FILE).write_text("0123456789abcdef0123")
+    (tmp_path / TOKEN_FILE).chmod(0o644)
+    own = OwnToken(tmp_path / "policy.yaml", print, own=False)
+    with pytest.raises(StartError, match="expected a file of this user's alone: chmod 600"):
+        first_read(tmp_path / "policy.yaml", print, complete=own.complete)
