@@ -160,9 +160,19 @@ class ModelRoutes:
             less += ticket.cost
             if asks(member, less).in_time:
                 leaving = found[:count]
-                fit = control.may_leave_together([each.call for each in leaving], control.model_of(outside), now)
+                fit = self._may_leave_together([each.call for each in leaving], control.model_of(outside), now)
                 return Exchange(leaving, outside) if fit else None
         return None
+
+    def _may_leave_together(self, calls: Sequence[Call], model: str, now: float) -> bool:
+        """Whether the provider of the model has room and money for all these calls of one tenant at once."""
+        control, tokens = self._control, sum([call.cost for call in calls])
+        return not control.queues.get(model) and any(
+            engine.ledger.in_flight + len(calls) <= engine.ledger.slots
+            and engine.ledger.fits(tokens, calls[0].class_name)
+            and control.money.may_spend(engine.provider, calls[0], now, calls[1:])
+            for engine in usable_of(control.fleet.serving(model), now)
+        )
 
     def exchange(self, call: Call, exchange: Exchange) -> None:
         """Let the others leave in the place of a call that was resolved and charged just now. If they cannot, it leaves

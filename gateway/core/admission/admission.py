@@ -33,6 +33,7 @@ from gateway.core.engines.choice import (
     Choice,
     any_idle,
     choose,
+    choose_by_role,
     foreseen_ttft,
     least_ttft,
     usable_of,
@@ -103,14 +104,9 @@ class AdmissionControl:
         engines, rules = self.candidates(call), self.rules
         if engines and engines[0].provider:
             engines = self._affordable(engines, call, now)
-        reserve: Sequence[Engine] = ()
-        if self.fleet.reads_apart:  # who reads for others answers what the others have no room for, if it reads nothing
-            reserve = [e for e in engines if not e.transfers.answers and not e.prefills.ahead(now)]
-            engines = [e for e in engines if e.transfers.answers]
         likely = self.fleet.likely(call.prefix) if len(engines) > SCAN_AT_MOST else ()
-        choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude, likely=likely)
-        if choice is None and reserve:
-            return choose(reserve, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
+        find = choose_by_role if self.fleet.reads_apart else choose
+        choice = find(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude, likely=likely)
         if choice is not None and choice.others_full and worth_waiting(call, choice, now, waited):
             return ASIDE
         return choice
@@ -344,16 +340,6 @@ class AdmissionControl:
         provider = self.rules.outside.get(model)
         return provider is not None and (
             call.leaves > 0 and call.tenant in provider.tenants and call.class_name in provider.classes
-        )
-
-    def may_leave_together(self, calls: Sequence[Call], model: str, now: float) -> bool:
-        """Whether the provider of the model has room and money for all these calls of one tenant at once."""
-        tokens = sum([call.cost for call in calls])
-        return not self.queues.get(model) and any(
-            engine.ledger.in_flight + len(calls) <= engine.ledger.slots
-            and engine.ledger.fits(tokens, calls[0].class_name)
-            and self.money.may_spend(engine.provider, calls[0], now, calls[1:])
-            for engine in usable_of(self.fleet.serving(model), now)
         )
 
     def model_of(self, name: str) -> str:

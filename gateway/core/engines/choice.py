@@ -177,6 +177,27 @@ def choose(
     return _soonest(open_, call, now, routing.slow_start, others_full=others_full, seen=seen)
 
 
+def choose_by_role(
+    engines: Sequence[Engine],
+    call: Call,
+    now: float,
+    *,
+    routing: Routing,
+    rng: random.Random,
+    exclude: frozenset[str] = frozenset(),
+    likely: Sequence[Engine] = (),
+) -> Choice | None:
+    """The same where engines read prompts for others: these answer what the others have no room for, and only while
+    they have no prompt to read."""
+    answering = [engine for engine in engines if engine.transfers.answers]
+    reserve = [engine for engine in engines if not engine.transfers.answers and not engine.prefills.ahead(now)]
+    for able in (answering, reserve):
+        choice = choose(able, call, now, routing=routing, rng=rng, exclude=exclude, likely=likely)
+        if choice is not None:
+            return choice
+    return None
+
+
 def _soonest(
     open_: Sequence[Engine], call: Call, now: float, slow_start: float, *, others_full: bool, seen: Sequence[Engine]
 ) -> Choice | None:

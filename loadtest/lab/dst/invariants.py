@@ -14,7 +14,7 @@ from collections.abc import Callable, Container
 from gateway.core.admission.deadline import too_late
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.choice import Choice, choose, knows
+from gateway.core.engines.choice import Choice, choose_by_role, knows
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.hold import Hold
 from gateway.core.engines.origin import engine_id
@@ -254,14 +254,8 @@ class Invariants:
             self._wrong(f"call {ticket.call.request_id} is set aside for {now - ticket.since:.3f} s")
 
     def _choice(self, ticket: Ticket, engines: tuple[Engine, ...], at: float) -> Choice | None:
-        routing, call = self._dispatch.policy.routing, ticket.call
-        answering = [engine for engine in engines if engine.transfers.answers]
-        others = [engine for engine in engines if engine not in answering and not engine.prefills.ahead(at)]
-        for able in (answering, others):
-            choice = choose(able, call, at, routing=routing, rng=self._rng, exclude=ticket.exclude)
-            if choice is not None:
-                return choice
-        return None
+        routing = self._dispatch.policy.routing
+        return choose_by_role(engines, ticket.call, at, routing=routing, rng=self._rng, exclude=ticket.exclude)
 
     def _late(self, ticket: Ticket, choice: Choice, now: float) -> bool:
         engine, dispatch = choice.engine, self._dispatch
