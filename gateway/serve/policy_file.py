@@ -58,10 +58,10 @@ def first_read(
 
 
 def configured(
-    options: Options, place: Place | None, tell: Callable[[str], None], before: Configuration | None = None
+    options: Options, place: Place | None, tell: Callable[[str], None]
 ) -> tuple[WatchedFile | None, Configuration]:
-    """Read the policy file, and add the tokens and secrets that it leaves out. `before`: what a process before this one
-    went by last. Raises StartError."""
+    """Read the policy file, and add the tokens and secrets that it leaves out. Raises StartError."""
+    before = None if place is None or place.last is None else place.last.load()
     beside = None if options.demo else options.sidecar or options.policy
     known = before is not None and bool(before.sidecar_tokens)
     own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None, known=known)
@@ -78,6 +78,13 @@ def configured(
         token=own_token.file,
         before=before,
     )
+
+
+def applying(
+    place: Place | None, apply: Callable[[Configuration], None], configuration: Configuration
+) -> Callable[[Configuration], None]:
+    """Return what applies a configuration after this one, and saves it for the next process of this place."""
+    return apply if place is None or place.last is None else place.last.saving(apply, configuration)
 
 
 def reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:

@@ -36,7 +36,7 @@ from gateway.serve.control_parts import app_of
 from gateway.serve.data_port import DataPort, MachinePort
 from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.ending import end, listen_for_successor
-from gateway.serve.policy_file import configured, first_read, policy_status, reload
+from gateway.serve.policy_file import applying, configured, first_read, policy_status, reload
 from gateway.serve.processes.deciding import DeciderProcess, sockets_of
 from gateway.serve.processes.last_good import LastGood
 from gateway.serve.processes.parent import Parent
@@ -127,7 +127,8 @@ def _process(options: Options, policy: Policy, last: LastGood, place: Place) -> 
     with standard_error(text=as_text(options.log_format)) as errors:
         try:
             if place.role == "decider":
-                uvloop.run(serve(options, raised_files(), errors, place.inherited, place, last))
+                remembering = msgspec.structs.replace(place, last=last)
+                uvloop.run(serve(options, raised_files(), errors, place.inherited, remembering))
             else:
                 uvloop.run(relay(options, policy, raised_files(), errors, place))
         except StartError as error:
@@ -137,16 +138,10 @@ def _process(options: Options, policy: Policy, last: LastGood, place: Place) -> 
 
 
 async def serve(
-    options: Options,
-    open_files: int,
-    errors: LineWriter,
-    sockets: InheritedSockets,
-    place: Place | None = None,
-    last: LastGood | None = None,
+    options: Options, open_files: int, errors: LineWriter, sockets: InheritedSockets, place: Place | None = None
 ) -> None:
     """Run a gateway process, from first object to last. `open_files`: how many it may have; `errors` writes to standard
-    error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own. `last`: what
-    the process before it went by."""
+    error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own."""
     alone = place is None
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop(), child=not alone)
@@ -156,7 +151,7 @@ async def serve(
         manager = stack.enter_context(ServiceManager(os.environ if alone else {}))
         history = History()
         tell = history.noting(say, time.time)
-        file, configuration = configured(options, place, tell, None if last is None else last.load())
+        file, configuration = configured(options, place, tell)
         # Of several processes the decider has calls to log only where a proxy forwards some.
         log = call_log(options, errors, tell) if alone or options.epp is not None else None
         spans = span_export(options.traces, stack) if alone else None
@@ -169,7 +164,7 @@ async def serve(
         port = _data_port(options, gateway, process, configuration, sockets)
         stack.push_async_callback(port.aclose)
         if file is not None:
-            file.start(port.apply if last is None else last.saving(port.apply, configuration))
+            file.start(applying(place, port.apply, configuration))
             stack.push_async_callback(file.aclose)
         secure, context = certificate_of("--tls-", options.certificate if alone else None, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.decider.loading import Configuration
 from gateway.relay.wire.seat_board import RelaySeats
+from gateway.serve.processes.last_good import LastGood
 from gateway.serve.upgrade.receiver import InheritedSockets
 
 BEAT = 0.2  # seconds between two signs of life
@@ -55,6 +56,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     told: bool = False
     inherited: InheritedSockets
     seats: mmap.mmap | None = None
+    last: LastGood | None = None  # what a decider goes by, for the next one
 
     @property
     def own_seats(self) -> RelaySeats | None:

@@ -56,9 +56,13 @@ def logs(folder: Path) -> str:
 
 
 def written(folder: Path, name: str, text: str) -> None:
-    """Write a token's file, and wait until each process that has it says that it has read it."""
+    """Replace a token's file, and wait until each process that has it says that it has read it. The caller, as
+    Prometheus, would read an empty file while another one is written over it."""
     before, readers = logs(folder).count("is active"), 1 if name == "admin" else 2
-    (folder / f"{name}.token").write_text(text)
+    new = folder / "new"
+    new.write_text(text)
+    new.chmod(0o600)
+    new.replace(folder / f"{name}.token")
     assert until(lambda: logs(folder).count("is active") == before + readers, 60.0) is not None, name
 
 
