@@ -53,7 +53,7 @@ def first_read(
     except failures as error:
         if before is None:
             raise StartError(words(error)) from error
-    file.ask()  # so that the fault is told
+    file.refuse()  # so that the fault is told
     return file, before
 
 
@@ -61,7 +61,7 @@ def configured(
     options: Options, place: Place | None, tell: Callable[[str], None]
 ) -> tuple[WatchedFile | None, Configuration]:
     """Read the policy file, and add the tokens and secrets that it leaves out. Raises StartError."""
-    before = None if place is None or place.last is None else place.last.load()
+    before = None if place is None else place.before
     beside = None if options.demo else options.sidecar or options.policy
     known = before is not None and bool(before.sidecar_tokens)
     own_token = OwnToken(beside, tell, own=options.demo or options.sidecar is not None, known=known)

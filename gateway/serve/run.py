@@ -72,6 +72,7 @@ from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
 from gateway.shared.tasks import lasting
 from gateway.shared.tokens import Tokens
+from gateway.shared.watched_file import WatchedFile
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
@@ -160,7 +161,8 @@ async def serve(
         if few is not None:
             say(few)
         clients, watchers = shared_out(open_files)
-        gateway = _gateway(options, configuration, log, tell, clients, monitoring, stack)
+        made = partial(_gateway, options, log, tell, clients, monitoring, stack)
+        gateway, configuration = _usable(made, file, configuration, place)
         port = _data_port(options, gateway, process, configuration, sockets)
         stack.push_async_callback(port.aclose)
         if file is not None:
@@ -187,14 +189,32 @@ async def serve(
         await end(gateway, port, control, signals, sender, manager)
 
 
+def _usable(
+    made: Callable[[Configuration], Gateway],
+    file: WatchedFile | None,
+    configuration: Configuration,
+    place: Place | None,
+) -> tuple[Gateway, Configuration]:
+    """The gateway, and the configuration that it goes by: what the file says, or what counted before where that cannot
+    be used here. Raises StartError."""
+    before = None if place is None else place.before
+    try:
+        return made(configuration), configuration
+    except StartError:
+        if file is None or before is None:
+            raise
+    file.refuse()  # so that the fault is told
+    return made(before), before
+
+
 def _gateway(
     options: Options,
-    configuration: Configuration,
     log: CallLog | None,
     tell: Callable[[str], None],
     most_clients: int,
     monitoring: Monitoring,
     stack: AsyncExitStack,
+    configuration: Configuration,
 ) -> Gateway:
     """Build the gateway, which `stack` closes, with what outlasts it: names of models, and a storage, which is not
     opened yet. Raises StartError for a policy that cannot be used here."""

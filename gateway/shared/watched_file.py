@@ -140,6 +140,11 @@ class WatchedFile:
         self.status = FileStatus(file=str(self._path), digest=self._digest[:12], loaded_at=_now())
         return loaded
 
+    def refuse(self) -> None:
+        """Have what the first reading gave, or could not give, judged again once the watch runs: it is not active."""
+        self._digest, self.status = "", FileStatus(file=str(self._path))
+        self.ask()
+
     def start(self, apply: Callable[[Loaded], None]) -> None:
         """Start the watch in the running loop. If `apply` raises, it must have changed nothing."""
         self._apply = apply

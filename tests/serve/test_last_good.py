@@ -60,6 +60,21 @@ def test_a_decider_that_is_started_again_goes_on_by_what_the_files_said(
         assert until(lambda: heard(made, OLD[::-1]), 60.0) is not None, "and by new ones once they are mended"
 
 
+@pytest.mark.slow
+def test_a_decider_that_is_started_again_goes_on_without_a_policy_that_was_refused(tmp_path: Path) -> None:
+    with processes(tmp_path) as made:
+        said = made.gateway.child
+        made.policy.write_text(POLICY.replace("{poll", f"{{engines: [{{url: '{made.engine.url}'}}], poll"))
+        for times in (1, 2):
+            assert until(lambda: said.output().count("version 1 stays active") == times, 60.0) is not None  # noqa: B023
+            pid = made.pid("decider")
+            os.kill(pid, signal.SIGKILL)
+            made.replaced("decider", pid)
+            assert post(f"{made.gateway.url}/v1/chat/completions", CALL)[0] == 200
+        made.policy.write_text(POLICY.replace("4", "5"))
+        said.says("version 2 is active")
+
+
 def test_a_configuration_that_is_not_applied_or_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     last = LastGood()
     assert last.load() is None

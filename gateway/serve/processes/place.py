@@ -59,6 +59,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     last: LastGood | None = None  # what a decider goes by, for the next one
 
     @property
+    def before(self) -> Configuration | None:
+        """What the decider before this one went by; None: it is the first, or nothing is known."""
+        return None if self.last is None else self.last.load()
+
+    @property
     def own_seats(self) -> RelaySeats | None:
         """The board, as this relay has it."""
         return None if self.seats is None else RelaySeats(self.seats, self.number - self.inherited.relays - 1)
