@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from gateway.relay.active_call import ActiveCall
-from gateway.shared.fields import made_of
 
 SHOWN = 1000  # calls in one answer
 
@@ -37,15 +36,17 @@ def active_calls(live: Iterable[ActiveCall], labels: Mapping[str, str], now: flo
     for each in live:
         record = each.record
         if each.call is not None:
-            yield made_of(
-                CallView,
-                record,
+            yield CallView(
+                request_id=record.request_id,
+                tenant=record.tenant,
                 class_name=each.call.class_name,
+                model=record.model,
                 engine=labels.get(record.engine, record.engine) or None,
                 state="streaming" if record.ttft else "running" if record.engine else "queued",
                 age_s=round(now - each.call.arrived, 3),
                 deadline_s=round(each.call.deadline - now, 3),
                 held_tokens=each.call.cost,
+                attempts=record.attempts,
             )
 
 

@@ -14,7 +14,6 @@ from gateway.serve.data_port import DataPort
 from gateway.serve.ending import drained_by_hand
 from gateway.serve.policy_file import policy_status
 from gateway.serve.starting import Options, ProcessSignals
-from gateway.shared.fields import made_of
 from gateway.shared.lines import LineWriter
 from gateway.shared.tokens import AcceptedTokens
 from gateway.shared.watched_file import WatchedFile
@@ -31,17 +30,19 @@ def app_of(
     admin_tokens: AcceptedTokens,
 ) -> Any:
     """The control port's application."""
-    parts = made_of(
-        ControlParts,
-        gateway,
+    parts = ControlParts(
+        dispatch=gateway.dispatch,
+        limits=gateway.limits,
         exposition=gateway.metrics.exposition,
         calls=port.calls,
         ended=gateway.ended_calls,
         drain=partial(drained_by_hand, gateway, signals),
         drain_engine=gateway.engines.drain,
+        is_user_key=gateway.is_user_key,
         policy_status=policy_status(options, file),
         reload=None if file is None or options.policy is None else file.reload_now,
         previous=lambda: gateway.previous,
+        sidecars=gateway.sidecars,
         order=gateway.waking.order,
         read_log=gateway.waking.read_log,
         count=port.count,
@@ -50,6 +51,7 @@ def app_of(
         used=gateway.metrics.used,
         used_tokens=gateway.token_use.history,
         spent=gateway.token_use.money,
+        observer=gateway.observer,
         log_trouble=lambda: _log_trouble(errors, log),
     )
     return control_app(parts, admin_tokens)

@@ -12,5 +12,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 def made_of(kind: type[T], source: object, /, **more: Any) -> T:
     """Make a Struct: its fields are `more`, the source's attributes of their names, and defaults, in this order.
     Raises TypeError for a field that has none of these."""
-    names = [name for name in kind.__struct_fields__ if name not in more and hasattr(source, name)]
-    return kind(**{name: getattr(source, name) for name in names}, **more)
+    for name in kind.__struct_fields__:
+        if name not in more and hasattr(source, name):
+            more[name] = getattr(source, name)
+    return kind(**more)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.shared.fields import made_of
 from gateway.shared.files.units import GIB
 from gateway.shared.threads import in_thread
 from sidecar.core.arguments import environment, largest_rank, lora_slots
@@ -315,15 +314,16 @@ def size_of(profile: Profile, found: Estimate) -> Size:
     if found.why is not None:
         raise Unusable(found.why)
     sleeps = profile.sleeps is not None
-    return made_of(
-        Size,
-        found,
+    return Size(
         claim=found.claim.bytes + found.beyond,
         start_needs=found.claim.start_needs + found.beyond,
         residue=min(found.residue.device, found.claim.bytes) if sleeps else 0,
         host=found.residue.host if sleeps else 0,
         share=found.claim.utilization,
+        sequences=found.sequences,
         context=found.least.kv,
+        context_length=found.context_length,
+        beyond=found.beyond,
         weights=found.least.weights,
         stored=found.stored.bytes,
         absent=found.stored.absent,
