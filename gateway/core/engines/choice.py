@@ -184,18 +184,23 @@ def choose_by_role(
     *,
     routing: Routing,
     rng: random.Random,
-    exclude: frozenset[str] = frozenset(),
+    exclude: frozenset[str],
     likely: Sequence[Engine] = (),
 ) -> Choice | None:
-    """The same where engines read prompts for others: these answer what the others have no room for, and only while
-    they have no prompt to read."""
-    answering = [engine for engine in engines if engine.transfers.answers]
-    reserve = [engine for engine in engines if not engine.transfers.answers and not engine.prefills.ahead(now)]
-    for able in (answering, reserve):
-        choice = choose(able, call, now, routing=routing, rng=rng, exclude=exclude, likely=likely)
+    """`choose`, where some engines read prompts for others: one that only reads answers what nobody else has room for,
+    while it has no prompt to read. An engine that fails, or has failed the call, comes after it."""
+    able = [e for e in usable_of(engines, now) if e.id not in exclude]
+    answering = [e for e in able if e.transfers.answers]
+    choice = choose(answering, call, now, routing=routing, rng=rng, likely=likely)
+    if choice is None:
+        reserve = [e for e in able if not e.transfers.answers and not e.prefills.ahead(now)]
+        choice = choose(reserve, call, now, routing=routing, rng=rng)
         if choice is not None:
-            return choice
-    return None
+            return msgspec.structs.replace(choice, others_full=bool(answering))
+    if choice is None and not answering:
+        failed = [e for e in engines if e.transfers.answers]
+        choice = choose(failed, call, now, routing=routing, rng=rng, exclude=exclude, likely=likely)
+    return choice
 
 
 def _soonest(

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from gateway.core.admission.admission import AdmissionControl
-from gateway.core.admission.decision import Wait
+from gateway.core.admission.decision import Decision, Wait
+from gateway.core.engines.breaker import FAILURE, BreakerState
 from gateway.core.engines.choice import Choice
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
@@ -36,11 +37,14 @@ class Split:
         engine.check(True, 0.0)
         return engine
 
-    def decide(self, **fields: object) -> Engine | type:
-        """The engine that a call of 400 tokens goes to, or the kind of the decision."""
-        call = a_call(arrived=NOW, deadline=NOW + 60.0, prompt_tokens=400, **fields)
-        decision = self.control.decide(call, NOW, random.Random(0))
+    def decide(self, *failed: Engine, **fields: object) -> Engine | type:
+        """The engine that a call of 400 tokens goes to, which these have `failed`, or the kind of the decision."""
+        decision = self.decision(*failed, **fields)
         return decision.engine if isinstance(decision, Choice) else type(decision)
+
+    def decision(self, *failed: Engine, **fields: object) -> Decision:
+        call = a_call(arrived=NOW, deadline=NOW + 60.0, prompt_tokens=400, **fields)
+        return self.control.decide(call, NOW, random.Random(0), frozenset(engine.id for engine in failed))
 
 
 def test_who_reads_for_others_answers_what_they_have_no_room_for() -> None:
@@ -73,3 +77,28 @@ def test_a_call_gets_no_engine_beyond_its_subset(subset: set[str], found: object
     split.writer.hold(600, 0, NOW)
     expected = split.reader if found == "reader" else found
     assert split.decide(subset=frozenset(subset)) is expected
+
+
+def test_a_call_that_its_engine_has_failed_goes_to_who_reads_and_back_where_that_has_prompts_to_read() -> None:
+    split = Split()
+    assert split.decide(split.writer) is split.reader
+    assert split.decide(split.writer, split.reader) is split.writer
+    split.reader.hold(100, 100, NOW)
+    assert split.decide(split.writer) is split.writer
+
+
+def test_calls_go_to_who_reads_while_the_others_breakers_are_open() -> None:
+    split = Split()
+    breaker = split.writer.breaker
+    while breaker.state is BreakerState.CLOSED:
+        breaker.ended(breaker.sent(NOW), FAILURE, NOW)
+    assert split.decide() is split.reader
+
+
+def test_an_engine_learns_that_it_had_no_room_for_what_who_reads_answers() -> None:
+    split = Split()
+    split.writer.hold(600, 0, NOW)
+    decision = split.decision()
+    assert isinstance(decision, Choice)
+    assert decision.engine is split.reader
+    assert decision.others_full
