@@ -53,8 +53,12 @@ class LocalDecider(msgspec.Struct, eq=False):
 
     @property
     def up(self) -> bool:
-        able = self.fleet.expected or any(
-            engine.health.up and engine.transfers.answers and not engine.provider for engine in self.fleet
+        fleet = self.fleet
+        able = fleet.expected or any(
+            engine.health.up
+            and not engine.provider
+            and (engine.transfers.answers or any(map(fleet.serving, engine.models)))
+            for engine in fleet
         )
         return bool(able) and not self.dispatch.leaving
 

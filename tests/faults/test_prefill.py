@@ -233,6 +233,7 @@ def test_a_prompt_that_nobody_fetches_is_freed_after_its_time() -> None:
         await writer.stop()
         said = await ask(port_of(gateway), chat())
         assert (said.status, said.headers["x-weir-engine"]) == (200, "engine-1"), "nobody else is left"
+        assert gateway.decider.up, "balancers send calls on"
         assert len(reader.engine.kept) == 1
         await until(lambda: not len(reader.engine.kept))
         assert (reader.engine.kept.fetched, reader.engine.kept.expired) == (0, 1)
