@@ -169,7 +169,7 @@ class LocalGrant:
             self.spending.usage = (prompt_tokens, cached_tokens or 0, completion_tokens)
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.tells else self.hold.taken_at + self.expected
-        self.engine.speed.learn_tpot(tokens, now - began)
+        self.engine.speed.learn_tpot(tokens, now - began, timed=self.tells)
         self.engine.speed.learn_pace(tokens, now - began)
 
     def wrote(self, tokens: int) -> None:

@@ -53,13 +53,16 @@ class Speed:
             self.prefill_rate = max(1.0, known[len(known) // 2])
             self.ttft_spread = min(MOST_SPREAD, self.prefill_rate / known[len(known) // 10])
 
-    def learn_tpot(self, tokens: float, seconds: float) -> None:
+    def learn_tpot(self, tokens: float, seconds: float, *, timed: bool = True) -> None:
         """`tokens` of one sequence took `seconds` to write: the mean of the first answers, then one whose weights fall
-        by a tenth. Below zero is an answer that was whole before its first token was expected."""
+        by a tenth. Not `timed`: since its first token was expected, so it is never taken for one of the first. Below
+        zero is an answer that was whole before that."""
         if tokens >= TPOT_TOKENS:
-            if self._answers < TPOT_ANSWERS:
+            each, weight = max(0.0, seconds / tokens), 1.0 / TPOT_ANSWERS
+            if timed and each >= FASTEST and self._answers < TPOT_ANSWERS:
                 self._answers += 1
-            self.tpot += 1.0 / self._answers * ((seconds / tokens if seconds > 0.0 else 0.0) - self.tpot)
+                weight = 1.0 / self._answers
+            self.tpot += weight * (each - self.tpot)
 
     def learn_pace(self, tokens: float, seconds: float) -> None:
         """`tokens` of one sequence took `seconds` to write: the least of late, which a slower answer lifts a little. An

@@ -723,6 +723,16 @@ def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:
     assert 0.0 <= e.speed.tpot < 1e-6
 
 
+def test_an_answer_whose_writing_nobody_saw_begin_is_not_taken_for_the_first() -> None:
+    e = engine()
+    e.speed.learn_tpot(20, -0.1, timed=False)  # whole before its first token was expected: it was read faster
+    e.speed.learn_tpot(100, 1.0, timed=False)
+    e.speed.learn_tpot(100, 0.0)  # a stream that came all at once
+    assert e.speed.tpot == pytest.approx(((TPOT * 0.9) * 0.9 + 0.001) * 0.9)
+    e.speed.learn_tpot(100, 1.0)
+    assert e.speed.tpot == 0.01
+
+
 def test_the_pace_is_of_the_fastest_answers_of_late() -> None:
     e = engine()
     e.speed.learn_pace(TPOT_TOKENS - 1, 1.0)
