@@ -153,6 +153,7 @@ def _engine(engine: Engine, now: float) -> dict[str, object]:
 def _model(id: str, context: int | None, dispatch: Dispatch, wanted: int, now: float) -> ModelView:
     engines = [engine for engine in dispatch.fleet.serving(id) if engine.health.up and not engine.draining]
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
+    engines = [engine for engine in engines if engine.transfers.answers] or engines
     queues, traffic = dispatch.queues.get(id), dispatch.traffic.get(id)
     outlook = None if engines else dispatch.sidecars.outlook(id, now)
     ready_in = (outlook.ready_in or 0.0) if outlook is not None else 0.0

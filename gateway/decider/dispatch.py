@@ -184,7 +184,7 @@ class Dispatch:
             self.control.outages.look(model, now)
             traffic = self.traffic.get(model)
             if traffic is not None:
-                engines = self.fleet.serving(model)
+                engines = self.fleet.answering(model)
                 traffic.step(engines, now)
                 traffic.scale(engines, self.queues[model].total_tokens, now)
                 if self.queues[model]:
@@ -326,7 +326,7 @@ class Estimates(msgspec.Struct, eq=False):
         now, fleet, queues = self._clock(), self._control.fleet, self._control.queues
         outside = self._control.rules.outside
         return {
-            model: traffic.scale(fleet.serving(model), queues[model].total_tokens, now)
+            model: traffic.scale(fleet.answering(model), queues[model].total_tokens, now)
             for model, traffic in self._control.traffic.items()
             if model not in outside
         }

@@ -214,8 +214,8 @@ class ReportIntake:
         return engine is not None and engine.health.up
 
     def _serving_of(self, model: str) -> list[str]:
-        """The engines that may be given calls for a model, by id."""
-        return [each.id for each in self._dispatch.fleet.serving(model) if each.health.up and not each.draining]
+        """The engines that are there to answer calls for a model, by id."""
+        return [each.id for each in self._dispatch.fleet.answering(model) if each.health.up and not each.draining]
 
     def _in_flight(self, id: str) -> int:
         engine = self._dispatch.fleet.engines.get(id)

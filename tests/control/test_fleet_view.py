@@ -97,6 +97,19 @@ def test_the_best_engine_s_prediction_and_everyone_s_room() -> None:
     play(scene)
 
 
+def test_an_engine_that_reads_for_others_is_told_only_where_nobody_else_is_up() -> None:
+    async def scene(gateway: Parts) -> None:
+        for name, role in (("e0", "prefill"), ("e1", "decode")):
+            gateway.dispatch.fleet.take_role(gateway.up(name), "kv", role)
+        (model,) = (await gateway.get("/fleet")).json()["models"]
+        assert model["engines"] == ["e1"]
+        gateway.dispatch.fleet.engines["e1"].down()
+        (model,) = (await gateway.get("/fleet")).json()["models"]
+        assert model["engines"] == ["e0"]
+
+    play(scene)
+
+
 @pytest.mark.parametrize("closed", ["down", "draining", "breaker"])
 def test_an_engine_that_gets_no_calls_is_no_room(closed: str) -> None:
     async def scene(gateway: Parts) -> None:

@@ -688,7 +688,8 @@ def test_engines_of_a_sidecar_have_the_roles_that_it_reports() -> None:
         sidecar.say("p", transfer="nixl", role="prefill")
         sidecar.say("q", transfer="nixl")
         sidecar.running("p")
-        sidecar.running("q")
+        demands = sidecar.running("q")
+        assert [demands[profile].copy for profile in ("p", "q")] == [True, False], "nobody else is there to answer"
         fleet = world.gateway.fleet
         reader, writer = (fleet.engines[engine_id(sidecar.url(profile))] for profile in ("p", "q"))
         assert [engine.transfers.answers for engine in (reader, writer)] == [False, True]

@@ -103,6 +103,7 @@ class Fleet:
         self.reads_apart = False  # an engine reads prompts for others
         self._serving = EnginesByModel()
         self._readers = EnginesByModel()
+        self._answering = EnginesByModel()
         self._contexts: dict[str, int | None] = {}  # of models that were asked for since the last change
         self._prefixes = PrefixIndex()
         self._added = 0  # engines so far, those that are gone included
@@ -129,6 +130,7 @@ class Fleet:
         """Note that the engine has these models now."""
         self._serving.put(engine, models)
         self._readers.put(engine, models if engine.transfers.reads_for_others else frozenset())
+        self._answering.put(engine, models if engine.transfers.answers else frozenset())
         self.is_large, self.reads_apart = len(self.engines) > SCAN_AT_MOST, bool(self._readers.engines)
         self._contexts.clear()
 
@@ -143,10 +145,11 @@ class Fleet:
 
     def serving(self, model: str) -> tuple[Engine, ...]:
         """Engines that have `model`, up or not; empty: none of them is there to answer calls."""
-        engines = self._serving.engines.get(model, ())
-        if self.reads_apart and not any(engine.transfers.answers for engine in engines):
-            return ()
-        return engines
+        return self._serving.engines.get(model, ()) if self.answering(model) else ()
+
+    def answering(self, model: str) -> tuple[Engine, ...]:
+        """Those of them whose role is to answer calls: they are scaled, woken and kept for it."""
+        return self._answering.engines.get(model, ())
 
     def serves(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""

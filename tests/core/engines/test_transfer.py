@@ -169,6 +169,7 @@ def test_an_engine_that_reads_for_others_serves_beside_those_that_answer() -> No
         each.go_by(EngineEntry(url=f"http://{each.id}", transfer="kv", role=role))
         fleet.has_models(each, [ModelCard(id="m")])
     assert fleet.serving("m") == (reader, writer)
+    assert fleet.answering("m") == (writer,)
     fleet.remove("writer")
     assert fleet.serving("m") == ()
 
