@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.choice import Choice
+from gateway.core.engines.choice import Choice, choose_by_role
 from gateway.core.request.call import Call
 from gateway.serve.assembly import Gateway
 
@@ -49,15 +50,21 @@ class Grants:
             if dispatch.traffic[call.model].refuses(call) is not None:
                 yield "an engine at once though its model's mode refuses it"
         else:
-            if engine.id in ticket.exclude and any(self._others(call, ticket)):
+            if engine.id in ticket.exclude and any(self._others(call, ticket, now)):
                 yield f"{engine.id}, which has failed it, though there are others"
             if queues:
                 yield from self._order(ticket, queues)
 
-    def _others(self, call: Call, ticket: Ticket) -> Iterator[bool]:
+    def _others(self, call: Call, ticket: Ticket, now: float) -> Iterator[bool]:
+        """Whether each other engine could have the call: one that reads for others only where it takes the call now."""
+        routing, rng = self._dispatch.policy.routing, random.Random(0)  # noqa: S311 # one engine is not drawn
         for other in self._dispatch.fleet.serving(call.model):
             closed = other.breaker.state is BreakerState.CLOSED
-            yield other.health.up and not other.draining and closed and other.id not in ticket.exclude
+            usable = other.health.up and not other.draining and closed and other.id not in ticket.exclude
+            yield usable and (
+                other.transfers.answers
+                or choose_by_role((other,), call, now, routing=routing, rng=rng, exclude=ticket.exclude) is not None
+            )
 
     def _caches(self, call: Call, choice: Choice) -> Iterator[str]:
         """A beginning is cached only where it was sent, and for its own tenant."""
