@@ -101,8 +101,9 @@ def test_an_engine_that_reads_for_others_is_told_only_where_nobody_else_is_up() 
     async def scene(gateway: Parts) -> None:
         for name, role in (("e0", "prefill"), ("e1", "decode")):
             gateway.dispatch.fleet.take_role(gateway.up(name), "kv", role)
+        gateway.dispatch.control.workload.open("m", asyncio.get_running_loop().time() - 10.0)
         (model,) = (await gateway.get("/fleet")).json()["models"]
-        assert model["engines"] == ["e1"]
+        assert (model["engines"], model["engines_wanted"]) == (["e1"], 1)
         gateway.dispatch.fleet.engines["e1"].down()
         (model,) = (await gateway.get("/fleet")).json()["models"]
         assert model["engines"] == ["e0"]

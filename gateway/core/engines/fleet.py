@@ -178,7 +178,7 @@ class Fleet:
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""
         if model not in self._contexts:
-            cards = [engine.models[model] for engine in self.serving(model)]
+            cards = [engine.models[model] for engine in self.answering(model)]
             if not cards and model in self.expected:
                 cards = [self.expected[model]]
             if not cards:

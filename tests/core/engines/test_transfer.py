@@ -167,7 +167,8 @@ def test_an_engine_that_reads_for_others_serves_beside_those_that_answer() -> No
     for each, role in ((reader, "prefill"), (writer, "decode")):
         fleet.add(each)
         each.go_by(EngineEntry(url=f"http://{each.id}", transfer="kv", role=role))
-        fleet.has_models(each, [ModelCard(id="m")])
+        fleet.has_models(each, [ModelCard(id="m", max_model_len=300 if each is reader else 100)])
+    assert fleet.context("m") == fleet.models["m"].max_model_len == 100, "a call may have no other engine"
     assert fleet.serving("m") == (reader, writer)
     assert fleet.answering("m") == (writer,)
     fleet.remove("writer")
