@@ -23,7 +23,7 @@ from gateway.serve.hub_of import calls_of, hub_of, processes_of, relays_of, tell
 from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
 from gateway.serve.saving import Saving, go_on_from
-from gateway.serve.starting import Options, StartError
+from gateway.serve.starting import OTHER_CLUSTER, ApplyError, Options, StartError
 from gateway.serve.upgrade.outgoing import OutgoingCalls
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor, receive_payload, same_member, tell_ready
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
@@ -146,6 +146,8 @@ class MachinePort:
 
     def apply(self, configuration: Configuration) -> None:
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
+        if configuration.policy.cluster is not None:
+            raise ApplyError(OTHER_CLUSTER)
         self._gateway.apply(configuration)
         self._configuration = configuration
         if self._process is not None or self._server is not None:

@@ -198,11 +198,11 @@ def _usable(
     """The gateway, and the configuration that it goes by: what the file says, or what counted before where that cannot
     be used here. Raises StartError."""
     before = None if place is None else place.before
-    try:
+    if file is None or before is None:
         return made(configuration), configuration
-    except StartError:
-        if file is None or before is None:
-            raise
+    if configuration.policy.cluster == before.policy.cluster:  # else the other processes would be of another one
+        with contextlib.suppress(StartError):
+            return made(configuration), configuration
     file.refuse()  # so that the fault is told
     return made(before), before
 

@@ -75,6 +75,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
 
 
+OTHER_CLUSTER = "cluster: it takes effect at a start: restart this gateway, or leave it as it was"
+
+
 class ApplyError(Exception):
     """A policy that is well-formed and cannot be used here; the message says why."""
 

@@ -61,10 +61,21 @@ def test_a_decider_that_is_started_again_goes_on_by_what_the_files_said(
 
 
 @pytest.mark.slow
-def test_a_decider_that_is_started_again_goes_on_without_a_policy_that_was_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda made: POLICY.replace("{poll", f"{{engines: [{{url: '{made.engine.url}'}}], poll"),
+        lambda _: f"{POLICY}cluster: {{url: 'redis://127.0.0.1:1', advertise: '127.0.0.1:7777', token_file: t}}\n",
+    ],
+)
+def test_a_decider_that_is_started_again_goes_on_without_a_policy_that_was_refused(
+    tmp_path: Path, refused: Callable[[Processes], str]
+) -> None:
+    (tmp_path / "t").write_text(OLD)
+    (tmp_path / "t").chmod(0o600)
     with processes(tmp_path) as made:
         said = made.gateway.child
-        made.policy.write_text(POLICY.replace("{poll", f"{{engines: [{{url: '{made.engine.url}'}}], poll"))
+        made.policy.write_text(refused(made))
         for times in (1, 2):
             assert until(lambda: said.output().count("version 1 stays active") == times, 60.0) is not None  # noqa: B023
             pid = made.pid("decider")

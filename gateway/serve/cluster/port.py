@@ -34,7 +34,7 @@ from gateway.serve.cluster.store import CheckpointStore, Machines, MemberRecord,
 from gateway.serve.hub_of import calls_of, processes_of
 from gateway.serve.processes.deciding import DeciderProcess
 from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
-from gateway.serve.starting import ApplyError, Options, StartError
+from gateway.serve.starting import OTHER_CLUSTER, ApplyError, Options, StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
 from gateway.shared.addresses import split_address
@@ -158,7 +158,7 @@ class ClusterPort:
 
     def apply(self, configuration: Configuration) -> None:
         if configuration.policy.cluster != self._policy:
-            raise ApplyError("cluster: it takes effect at a start: restart this gateway, or leave it as it was")
+            raise ApplyError(OTHER_CLUSTER)
         self._gateway.apply(configuration)
         self._renew(configuration.cluster)
         self._leadership.apply(configuration)
