@@ -97,7 +97,7 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
     before, after = engine(), engine()
     for _ in range(16):
         before.speed.learn_first_byte(5000.0, 1.0)
-    before.speed.learn_tpot(100, 9.0)
+    before.speed.learn_tpot(100, 2.0)
     before.speed.learn_pace(100, 2.0)
     for at, kv_usage in ((BEFORE - 2.0, 0.4), (BEFORE - 1.0, 0.4), (BEFORE, 1.0)):
         before.sampled(EngineSample(running=9, waiting=50, kv_usage=kv_usage, preemptions_total=0), at)
@@ -109,7 +109,7 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
         assert found == getattr(before.speed, name), name
         assert found != fresh or name == "ttft_spread", name
     after.speed.learn_tpot(100, 1.0)  # is not taken for the first
-    assert after.speed.tpot == pytest.approx(0.09 + (0.01 - 0.09) / TPOT_ANSWERS)
+    assert after.speed.tpot == pytest.approx(0.02 + (0.01 - 0.02) / TPOT_ANSWERS)
     assert after.ledger.trim == before.ledger.trim != engine().ledger.trim
     assert after.ledger.slots == before.ledger.slots != engine().ledger.slots
     assert after.adaptation.full_at == before.adaptation.full_at is not None

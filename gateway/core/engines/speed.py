@@ -14,7 +14,7 @@ PACE = 0.005  # seconds per output token at its fastest, until it is known
 FASTEST = 0.0005  # seconds per output token of any sequence
 PACE_WEIGHT = 0.02  # of one slower answer
 TPOT_TOKENS = 8  # fewer say more of the network than of the engine
-TPOT_ANSWERS = 10  # whose plain mean is taken; a further answer counts for a tenth
+TPOT_ANSWERS = 10  # that are the first; one of more counts for a tenth
 RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
 MOST_SPREAD = 3.0  # one that stalls is no reason to doubt all
 LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
@@ -54,14 +54,15 @@ class Speed:
             self.ttft_spread = min(MOST_SPREAD, self.prefill_rate / known[len(known) // 10])
 
     def learn_tpot(self, tokens: float, seconds: float, *, timed: bool = True) -> None:
-        """`tokens` of one sequence took `seconds` to write: the mean of the first answers, then one whose weights fall
-        by a tenth. Not `timed`: since its first token was expected, so it is never taken for one of the first. Below
-        zero is an answer that was whole before that."""
+        """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth. Of the
+        first ones those that are faster than the mean count as in a plain one: what was assumed says nothing, and
+        slower answers may be so by the load. Not `timed`: since its first token was expected, so it is never taken for
+        one of the first. Below zero is an answer that was whole before that."""
         if tokens >= TPOT_TOKENS:
             each, weight = max(0.0, seconds / tokens), 1.0 / TPOT_ANSWERS
             if timed and each >= FASTEST and self._answers < TPOT_ANSWERS:
                 self._answers += 1
-                weight = 1.0 / self._answers
+                weight = 1.0 / self._answers if each < self.tpot else weight
             self.tpot += weight * (each - self.tpot)
 
     def learn_pace(self, tokens: float, seconds: float) -> None:

@@ -9,6 +9,7 @@ rows:
   retry-after  clients that come back when they are told to, under overload and over a limit: how many are admitted
   prefill  prompts read on another engine: all mixed, all split, and decided per call, of four A100s: calls in time;
            first token (mean, p99); between tokens (p99); per token (p99)
+  batches  endless batches beside people at 0.6 times the capacity: tokens answered, first token of the people
   money    calls for a provider, at 0.8, 1.5 and 3 times the capacity: in time, share that leaves, money over the least
 
 Clients give up at their class's deadline. loadtest/lab/figures/runs.py says what engines and traffic these are.
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import load, money, prefill
+from loadtest.lab.figures import batches, load, money, prefill
 from loadtest.lab.figures.runs import Setting
 from loadtest.lab.rows import Row, parser_of, table_of
 
@@ -35,6 +36,7 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "retry-after": load.retry_after,
     "prefill": prefill.row_prefill,
     "money": money.row_money,
+    "batches": batches.row_batches,
 }
 
 

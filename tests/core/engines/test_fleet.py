@@ -713,14 +713,17 @@ def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:
     e = engine()
     e.speed.learn_tpot(TPOT_TOKENS - 1, 100.0)
     assert e.speed.tpot == TPOT
-    for answers in range(1, TPOT_ANSWERS + 1):  # the plain mean at first: what was assumed says nothing
-        e.speed.learn_tpot(100, answers)
-        assert e.speed.tpot == pytest.approx((answers + 1) / 200)
+    for answers in range(1, TPOT_ANSWERS + 1):  # the plain mean of faster ones at first: what was assumed says nothing
+        e.speed.learn_tpot(100, (TPOT_ANSWERS - answers) / 10)
+        assert e.speed.tpot == pytest.approx((2 * TPOT_ANSWERS - answers - 1) / 2000)
     e.speed.learn_tpot(100, 13.0)
-    assert e.speed.tpot == pytest.approx(0.055 + (0.13 - 0.055) / TPOT_ANSWERS)
+    assert e.speed.tpot == pytest.approx(0.0045 + (0.13 - 0.0045) / TPOT_ANSWERS)
     for _ in range(200):
         e.speed.learn_tpot(100, -3.0)  # the first token was expected later than the last one came
     assert 0.0 <= e.speed.tpot < 1e-6
+    slow = engine()
+    slow.speed.learn_tpot(100, 13.0)
+    assert slow.speed.tpot == pytest.approx(TPOT + (0.13 - TPOT) / TPOT_ANSWERS), "it may have much to do"
 
 
 def test_an_answer_whose_writing_nobody_saw_begin_is_not_taken_for_the_first() -> None:
