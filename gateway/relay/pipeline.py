@@ -78,7 +78,8 @@ class Pipeline:
         exchange: Exchange | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.current, self.clock = current, clock = attempts.current, attempts.clock
+        current, clock = attempts.current, attempts.clock
+        self.current, self.clock = current, clock
         self.decider = decider
         self.attempts = attempts
         forwarding = Forwarding(decider, attempts, clock, tracing)

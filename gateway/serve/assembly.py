@@ -245,9 +245,11 @@ class Gateway:
 
     def counted(self) -> RelayCounts:
         """Return the totals of this process since the start."""
-        lost, spans = self._monitored.lost_lines(), self._monitored.spans
-        calls, batcher, dropped = self.metrics.counts, self.pipeline.batcher, 0 if spans is None else spans.dropped
-        return relay_counts(calls, self.server, self.bodies, batcher, self.batches, lost_lines=lost, lost_spans=dropped)
+        spans = self._monitored.spans
+        return relay_counts(
+            self.metrics.counts, self.server, self.bodies, self.pipeline.batcher, self.batches,
+            lost_lines=self._monitored.lost_lines(), lost_spans=0 if spans is None else spans.dropped,
+        )  # fmt: skip
 
     def is_user_key(self, key: str) -> bool:
         """Whether this is a key of the data port's, as the policy of now has them."""
