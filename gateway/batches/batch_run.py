@@ -28,7 +28,7 @@ LOST = LineFault("results_missing", "results of this batch are gone from the gat
 SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
 CLOCK = 5.0  # seconds between two looks at the clock, which may be set, or stand still with the machine
 NO_TENANT = LineAnswer(503, b"", 60.0)  # a reload may bring it back
-NO_ENGINE = LineAnswer(503, b"", 5.0)  # without one its model could be answered for as unknown, which is a result
+NO_ENGINE = LineAnswer(503, b"", 5.0)  # sent while none is up, a line could get 404 for its model, and keep that
 CHANGED = LineAnswer(
     400,
     error_body(

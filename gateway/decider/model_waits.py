@@ -63,8 +63,8 @@ class ModelWaits(msgspec.Struct, eq=False):
         self._ready_at[model] = ready_at
         return [ticket for ticket in queues if control.too_late_for_model(ticket, ready_at, now)]
 
-    def deadline_unreachable(self, model: str, queues: Queues, now: float) -> list[Ticket]:
-        """Return the calls to refuse of a model that no engine may be given for: none while a sidecar has it made
+    def unservable(self, model: str, queues: Queues, now: float) -> list[Ticket]:
+        """Return the waiting calls to refuse because no engine can serve the model: none while a sidecar has it made
         ready, or an engine is expected back."""
         outlook = self._control.sidecars.outlook(model, now)
         if outlook is not None and outlook.ready_in is not None:

@@ -182,7 +182,7 @@ class WaitingCalls:
                     turn.set_result(dispatch.grant(ticket.call, choice, now, ticket, ticket.exclude))
             elif not late:
                 if not dispatch.fleet.serves(model):
-                    self.refuse_unserved(self.for_models.deadline_unreachable(model, queues, now), now)
+                    self.refuse_unserved(self.for_models.unservable(model, queues, now), now)
                 break
             while late:
                 ticket, why = late.pop()

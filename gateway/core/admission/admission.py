@@ -185,7 +185,7 @@ class AdmissionControl:
     def _to_wait_for_model(
         self, call: Call, now: float, exclude: frozenset[str], engines: Sequence[Engine], *, front: bool
     ) -> Wait | Refuse:
-        """The same where no engine may be given calls for its model now, and a sidecar may have it made ready."""
+        """Queue or refuse a call for whose model no engine may be given calls now; a sidecar may have it made ready."""
         if call.subset is not None:
             return self._unserved(call, now, None, 0.0)  # what a sidecar makes ready is not in it
         outlook = self.sidecars.outlook(call.model, now)

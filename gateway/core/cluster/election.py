@@ -16,10 +16,10 @@ answer, `failed` its absence. The store keeps the leader for TTL seconds after t
   STALE.
 - **Replica.** A replica of the store that is promoted may have lost the leader's last turns. So nobody is elected
   before the time is over that the store has given the last leader, unless that one has resigned.
-- **Slow store.** A store may be slow for the leader alone: its turns would renew its time for ever, while it may not
-  grant and nobody else is elected. So a leader whose lease ended without an answer only looks, which renews nothing. If
-  such a turn is answered and nobody else leads, the term goes on. If the store was emptied meanwhile, a leader whose
-  lease has ended steps down, because another may have led in between.
+- **Slow store.** A store may be slow for the leader alone: the leader's turns would renew its term there, although its
+  lease has ended, and nobody could grant or be elected. So a leader whose lease ended without an answer only looks,
+  which renews nothing. If such a turn is answered and nobody else leads, the term goes on. If the store was emptied
+  meanwhile, a leader whose lease has ended steps down, because another may have led in between.
 - **Emptied store.** A store that was lost or emptied names neither a leader nor members until these have asked again.
   For TTL seconds members keep to the leader they knew, and the leader takes nobody for gone (`blind`).
 
@@ -174,8 +174,8 @@ class Election:
         return now < self.lease_until(now)
 
     def blind(self, now: float) -> bool:
-        """Whether the store's silence on a leader or member says nothing: it was lost or emptied a moment ago, and who
-        is there may not have asked since."""
+        """Whether a leader or member that the store does not name proves nothing: the store was lost or emptied a
+        moment ago, and members may not have asked since."""
         return self.lost_store or now < self._blind_until
 
     @property

@@ -7,10 +7,10 @@
 The first two terms are the call's own wait to its first token: the time to read what is queued and its own prompt. So
 prefix affinity needs no rule of its own. Alone they are LPWL, "least prefill work left" (loadtest/simulate/rivals). The
 others are what the call takes from others. Chunked prefill shares each step with the sequences that decode: each of the
-engine's `calls` waits while the prompt is read. What is read also evicts as much: where caches turn over, what is
-evicted will be asked for again. Both multiply the work as LMetric's batch size does (OSDI 2026). The turnover is the
-fleet's: an engine's own would send calls that have nothing cached to longer queues. docs/decisions/routing.md has the
-measurements.
+engine's `calls` waits while the prompt is read. Reading a prompt also evicts as many cached tokens, which are asked for
+again where caches turn over. Both multiply the call's own tokens, as LMetric's batch size does (OSDI 2026). The
+turnover is the fleet's: an engine's own would send calls that have nothing cached to longer queues.
+docs/decisions/routing.md has the measurements.
 
 Learned rates that differ by less than ALIKE count as the fastest of them, because most of the difference is chance; an
 engine that has not learned its rate counts as fast as the fastest.
@@ -54,7 +54,7 @@ SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size (pow
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds.
-    `others_full`: some other engine would have been asked, and has no room. `usable`: engines that may have the call,
+    `others_full`: at least one usable engine was left out for want of room. `usable`: engines that may have the call,
     with room or without; none if they were a sample."""
 
     engine: Engine

@@ -12,6 +12,7 @@ from gateway.core.request.allowed_fields import PROMPTS, READS, check_unread
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
+from gateway.core.request.prompt import READERS
 from gateway.core.request.routes import ROUTES
 
 FETCHED = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]
@@ -145,3 +146,8 @@ def test_what_is_not_in_the_body_cannot_be_asked_for(part: dict[str, Any], says:
 def test_a_uuid_beside_text_is_text() -> None:
     documents = [{"uuid": "7", "text": "y"}, {"uuid": None, "image_url": "data:,"}]
     assert parsed("rerank", {"documents": documents}).media == 1
+
+
+def test_bodies_of_each_kind_of_route_are_read() -> None:
+    kinds = {route.kind for route in ROUTES.values() if not (route.form or route.here)}
+    assert kinds == READS.keys() == READERS.keys()
