@@ -6,10 +6,10 @@ claim. A resident that is being stopped or put to sleep holds its claim until it
 
 Idle residents (no call in flight, not pinned, nothing pending) may be evicted, least recently used first: by the last
 use but two (LRU-K, see `ModelState.warmth`), then by the last.
-On one set of GPUs **the hottest is spared first**: assume that every resident there is evicted, then keep each, from hot
-to cold, that still fits beside the target. That is LRU, and spares whatever LRU evicts needlessly. The best set of GPUs
-has the fewest victims, then the colder victims, then the least room left over (best fit). A tensor parallel engine gets
-all its GPUs at once or none.
+On one set of GPUs **the hottest is spared first**: assume that every resident there is evicted, then keep each, from
+hot to cold, that still fits beside the target. That is LRU, and spares whatever LRU evicts needlessly. The best set of
+GPUs has the fewest victims, then the colder victims, then the least room left over (best fit). A tensor parallel engine
+gets all its GPUs at once or none.
 
 - A model used within `hot` times its reload time is not evicted for a colder one, unless that has waited
   `max_starvation`.
