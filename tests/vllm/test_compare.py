@@ -23,7 +23,7 @@ def test_overload_keeps_people_waiting_without_weir_and_not_with_it(tmp_path: Pa
             outcomes = {result.outcome for result in run.results}
             print(rival, row(run, hits), row(run, hits, "interactive"), outcomes)
             assert not UNEXPLAINED & outcomes
-            shares[rival] = row(run, hits, "interactive").share
+            shares[rival] = row(run, hits, "interactive")["share"]
     # The rate is twice what the engine could do a minute before. Where others have left its processor since, it may not
     # be overloaded now.
     assert shares[WEIR] >= min(0.9, max(0.5, 3 * shares["direct"], shares["direct"] + 0.25))

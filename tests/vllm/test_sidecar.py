@@ -94,6 +94,7 @@ class Machine:
         self._folder = folder
         self._starts = 0
         self.child = self.start()
+        self.child.says("takes reports", PATIENCE)  # before that the gateway knows no model
 
     def start(self) -> Child:
         self._starts += 1
