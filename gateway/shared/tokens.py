@@ -28,7 +28,7 @@ def secrets_in(data: bytes, least: int = 1, most: int = 1) -> Tokens:
 
 
 def expected_in(kind: str, least: int = 1, most: int = 1) -> str:
-    """What a file of secrets should hold, in words."""
+    """Words for what a file of secrets should hold."""
     plural = f", or {most}, one a line," if most > 1 else ""
     return f"one {kind}{plural} of{f' at least {least}' if least > 1 else ''} visible ASCII characters"
 

@@ -148,7 +148,7 @@ class Fleet:
         return self._serving.engines.get(model, ()) if self.answering(model) else ()
 
     def answering(self, model: str) -> tuple[Engine, ...]:
-        """Those of them whose role is to answer calls: they are scaled, woken and kept for it."""
+        """Engines of `model` whose role is to answer calls: they are scaled, woken and kept for it."""
         return self._answering.engines.get(model, ())
 
     def serves(self, model: str) -> bool:

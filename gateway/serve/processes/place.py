@@ -60,7 +60,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def before(self) -> Configuration | None:
-        """What the decider before this one went by; None: it is the first, or nothing is known."""
+        """Configuration that the decider before this one went by; None: it is the first, or nothing is known."""
         return None if self.last is None else self.last.load()
 
     @property
