@@ -22,7 +22,7 @@ from gateway.core.request.record import COPY, Record
 from gateway.core.request.tenants import Account
 from gateway.core.routes.canary import Answers, CanaryTrial
 from gateway.core.routes.prospect import Prospect, prospect_of
-from gateway.core.routes.resolution import resolve
+from gateway.core.routes.resolution import Resolved, resolve
 from gateway.shared.notice import Notice
 
 
@@ -107,13 +107,11 @@ class ModelRoutes:
             return outside[model].spill != "never" and control.may_leave(call, model)
 
         def spills(model: str, members: Sequence[Prospect]) -> bool:
-            if not leaves(model):
-                return False
-            return outside[model].spill == "late" or all(prospect.is_down for prospect in members)
+            asked = outside[model].spill == "late" or all(prospect.is_down for prospect in members)
+            return asked and leaves(model)
 
         others = [model for model in _models(route, call) if permitted(model)]
-        others = [model for model in others if model not in outside or leaves(model)]
-        call.others = tuple(others)
+        call.others = tuple([model for model in others if model not in outside or leaves(model)])
         trial = self._trial(call.asked_model)
         out = () if trial is None else trial.out
         resolved = resolve(
@@ -129,12 +127,17 @@ class ModelRoutes:
         if resolved is None:
             call.model = call.asked_model
             raise refusals.forbidden_model(call)
+        return self._apply(call, resolved, asks)
+
+    def _apply(self, call: Call, resolved: Resolved, asks: Callable[[str, int], Prospect]) -> Exchange | None:
+        """Set the call's model and the others of its route that may have the call later. Return the exchange that lets
+        the call wait in place of calls which leave."""
         exchange = None
         if resolved.instead is not None:
             exchange = self._exchange(call, resolved.instead.model, resolved.model, asks)
             resolved = resolved if exchange is None else resolved.instead
-        call.others = tuple([model for model in others if model != resolved.model])
-        call.model = control.model_of(resolved.model)
+        call.others = tuple([model for model in call.others if model != resolved.model])
+        call.model = self._control.model_of(resolved.model)
         self.resolved[call.asked_model, resolved.model, resolved.how] += 1
         return exchange
 

@@ -155,16 +155,15 @@ class WaitingCalls:
             ticket.aside = isinstance(choice, Aside)
             if isinstance(choice, Aside):
                 aside.append(ticket)
-                return False
-            if isinstance(choice, Refuse):
+            elif isinstance(choice, Refuse):
                 late.append((ticket, choice))
-                return False
-            if choice is None or choice.others_full:
-                dispatch.press(ticket.call)
-            if choice is None:
-                return False
-            choices.append(choice)
-            return True
+            else:
+                if choice is None or choice.others_full:
+                    dispatch.press(ticket.call)
+                if choice is not None:
+                    choices.append(choice)
+                    return True
+            return False
 
         while queues and now < dispatch.lease_until:
             paused = self._control.workload.paused()

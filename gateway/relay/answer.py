@@ -117,7 +117,10 @@ class Relay:
         return usage.prompt_tokens is not None
 
     def delivered(self) -> bool:
-        """Whether the client has the whole answer, though it has not been ended: then that is its outcome."""
+        """Whether the client has the whole answer, though it has not been ended: then that is its outcome.
+
+        OpenAI's client closes at `[DONE]`, before the chunk that ends the body. A deadline or a drain may come in the
+        moment between the two."""
         usage, end = self.usage, self._end
         if end is not None and end.done() and not end.cancelled() and self.error is None:
             self._finish()  # the engine has ended it in this turn of the loop

@@ -54,8 +54,7 @@ class Forwarding(msgspec.Struct, eq=False):
         headers = engine_lines(request, call, record)
         if self._tracing is not None and record.trace_id is UNSET:
             headers += self._tracing.unsampled()
-        half = grant.prefill  # gone once the prompt is read
-        reader = half.engine.name if half is not None and half.engine is not None else ""
+        reader = _reader(grant)  # known only until the prompt is read
         try:
             reply = await self._attempts.send(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):
@@ -81,8 +80,6 @@ class Forwarding(msgspec.Struct, eq=False):
                         responder.leave_by(call.deadline)
                     await relay.finished()
             except asyncio.CancelledError:
-                # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer. So it has
-                # where its deadline comes, or the drain, in the moment between the two.
                 if record.reason == "slow_client" or not relay.delivered():
                     raise
                 responder.end()
@@ -138,3 +135,9 @@ class Forwarding(msgspec.Struct, eq=False):
             first_byte=first_byte,
             prompt_tokens=usage.prompt_tokens,
         )
+
+
+def _reader(grant: Grant) -> str:
+    """Name of the engine that reads the prompt for another; empty: none does."""
+    half = grant.prefill
+    return half.engine.name if half is not None and half.engine is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -58,14 +59,7 @@ def case(seed: int) -> Case:
         calls = _through_proxies(seed, calls)
     if routed:
         calls = by_route(seed, calls)
-    others: list[Event] = [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
-    for _ in range(rng.choice((0, 0, 1, 2, 4))):
-        bad = bool(fixed) and rng.random() < 0.1
-        others.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad))
-    for _ in range(rng.choice((0, 0, 1, 2)) if fixed else 0):
-        others.append(OperatorDrain(at=when(), engine=rng.randrange(len(fixed)), drain=rng.random() < 0.6))
-    if rng.random() < 0.1:
-        others.append(OperatorDrain(at=when(), engine=None))
+    others = _acts(rng, when, traits, len(fixed))
     for number, helper in enumerate(sidecars):
         others += [_word(rng, when(), number, len(helper.engines)) for _ in range(rng.choice((1, 2, 4, 6)))]
     events = tuple(sorted([*calls, *others], key=lambda event: event.at))
@@ -81,6 +75,19 @@ def case(seed: int) -> Case:
         lost=rng.choice((-1.0, -1.0, 0.0, 0.1)),
         exchanges=random.Random(f"exchanges{seed}").random() < 0.5,  # noqa: S311 # a test's draw
     )
+
+
+def _acts(rng: random.Random, when: Callable[[], float], traits: Traits, engines: int) -> list[Event]:
+    """Draw faults of so many engines, and what an operator does."""
+    acts: list[Event] = [a_fault(rng, when(), engines) for _ in range(rng.choice((0, 1, 2, 4)) if engines else 0)]
+    for _ in range(rng.choice((0, 0, 1, 2, 4))):
+        bad = bool(engines) and rng.random() < 0.1
+        acts.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad))
+    for _ in range(rng.choice((0, 0, 1, 2)) if engines else 0):
+        acts.append(OperatorDrain(at=when(), engine=rng.randrange(engines), drain=rng.random() < 0.6))
+    if rng.random() < 0.1:
+        acts.append(OperatorDrain(at=when(), engine=None))
+    return acts
 
 
 def a_machine(rng: random.Random, model: str) -> EngineSpec:
