@@ -19,7 +19,8 @@ from gateway.core.engines.origin import Origin, parse_origin
 from gateway.native import Pump
 from gateway.native.loan import ClientSide, Loan
 from gateway.shared.addresses import is_private
-from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
+from gateway.upstream.answer_reader import BodySink
+from gateway.upstream.connection import ClientSettings, Done, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import ForbiddenAddress, reason_of
 from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
@@ -243,10 +244,11 @@ class Reply:
         self._client = client
         self._was_complete = False
         self._reading: asyncio.Future[None] | None = None
-        self.status = connection.status
-        self.headers = connection.headers
-        self.length = connection.length
-        self.framed = connection.framed  # the head says where the body ends, so a cut is seen
+        answer = connection.answer
+        self.status = answer.status
+        self.headers = answer.headers
+        self.length = answer.length
+        self.framed = answer.framed
 
     @property
     def heard_at(self) -> float:
@@ -259,11 +261,7 @@ class Reply:
         return self._was_complete if self._connection is None else self._connection.complete
 
     def relay(
-        self,
-        data: Callable[[bytes], None],
-        done: Callable[[EngineError | None], None],
-        whole: Callable[[bytes], None] | None = None,
-        sink: ClientSide | None = None,
+        self, data: BodySink, done: Done, whole: BodySink | None = None, sink: ClientSide | None = None
     ) -> Loan | None:
         """Hand over the body: what is here at once, the rest from the socket's own callback.
 

@@ -1,9 +1,4 @@
-"""Connection to an engine: writes a request, reads its answer, strictly. No pool, no retry.
-
-llhttp (httptools) reads the answer and refuses malformed ones. This module refuses what llhttp lets through: versions
-other than HTTP/1.0 and 1.1, codings other than exactly `chunked`, heads over their limit, and anything after the end of
-an answer. The end of an answer takes effect only once the whole read is parsed, because only then is it known what
-follows.
+"""Connection to an engine: writes a request, passes its answer on as `answer_reader.py` reads it. No pool, no retry.
 
 No coroutine and no timer per chunk: the socket's own callback passes the bytes to the reader of the answer. Each
 connection has one timer, compared lazily, so that progress only stores a time.
@@ -14,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol, TypeAlias, cast
 
 import msgspec
-from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+from httptools import HttpParserCallbackError
 
 from gateway.native.loan import Loan, plain_socket
+from gateway.upstream.answer_reader import AnswerReader, BodySink, nobody
 from gateway.upstream.unread import LOOK, unread
 
 Kind = Literal["connect", "reset", "timeout", "garbage", "stall", "truncated", "closed"]
@@ -32,11 +28,6 @@ REASONS_OF: dict[Kind, str] = {
     "truncated": "truncated",
     "closed": "reset",
 }
-
-
-# A head after which a new parser is where one is that has read a whole chunk.
-_CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n%b\r\n"
-_PLAIN = b"HTTP/1.1 2"  # the first bytes of a head that is the answer's own, no interim one
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +68,9 @@ class EngineError(Exception):
         self.reason = reason or REASONS_OF[kind]
 
 
+Done: TypeAlias = Callable[[EngineError | None], None]  # takes the end of an answer
+
+
 class ConnectionPool(Protocol):
     """Owner of connections."""
 
@@ -87,11 +81,9 @@ class ConnectionPool(Protocol):
 class EngineConnection(asyncio.Protocol):
     """To one engine. `idle`: open, and nothing under way. `lost`: ended."""
 
-    __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
-                 "_excess", "_framing", "_full", "_headers_over", "_keep", "_last", "_loan",
-                 "_loop", "_parser", "_paused", "_plain", "_pool", "_progress_at", "_seen", "_settings", "_synced",
-                 "_tail", "_timer", "_timer_at", "_transport", "_unwritten", "_waiter", "_whole", "complete", "framed",
-                 "headers", "idle", "length", "lost", "status")  # fmt: skip
+    __slots__ = ("_deadline", "_done", "_early", "_early_size", "_error", "_full", "_loan", "_loop", "_paused", "_pool",
+                 "_progress_at", "_settings", "_timer", "_timer_at", "_transport", "_unwritten", "_waiter", "_whole",
+                 "answer", "complete", "idle", "lost")  # fmt: skip
 
     def __init__(self, settings: ClientSettings, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
@@ -99,12 +91,11 @@ class EngineConnection(asyncio.Protocol):
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._progress_at = 0.0
+        self._timer_at = self._progress_at = 0.0
         self._deadline = math.inf
-        self._data: Callable[[bytes], None] | None = None
-        self._done: Callable[[EngineError | None], None] | None = None
-        self._whole: Callable[[bytes], None] | None = None
+        self.answer = AnswerReader(settings.max_head)
+        self._done: Done | None = None
+        self._whole: BodySink | None = None
         self._loan: Loan | None = None  # to whom the socket is lent
         self.idle = True
         self.lost = self._paused = False
@@ -112,30 +103,23 @@ class EngineConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.length: int | None = None
-        self.complete = self._seen = self._plain = self._headers_over = self.framed = False
-        self._ended = self._excess = self._keep = self._chunk_over = self._synced = False
-        self._framing = 0  # bytes read in a row, up to now, that held nothing of a body
-        self._early: list[bytes] = []
+        self._early: list[bytes] = []  # body that came before anybody relays
         self._early_size = 0
-        self._full = False  # reading is paused because nobody relays
-        self._tail = self._last = b""  # the end of what was read, at least 5 bytes; the last piece of body
+        self.complete = self._full = False  # full: reading is paused because nobody relays
         self._error: EngineError | None = None
 
     # -- one exchange -------------------------------------------------------------------------------------------
 
     def exchange(self, message: bytes | None, head: bytes, body: bytes, deadline: float) -> asyncio.Future[None]:
         """Write the request. The future waits for the head and the first body bytes, or the end; both raise
-        EngineError. Whoever is cancelled while it waits aborts the connection.
-
-        `message`: head and body in one, where that is worth the copy.
+        EngineError. Whoever is cancelled while it waits aborts the connection. `message`: head and body in one, where
+        that is worth the copy.
         """
         if not self.idle:
             raise EngineError("reset", "the engine closed the connection", before_bytes=True, whole=False)
         self.idle = False
         self._progress_at = self._loop.time()
+        self.answer.sink = self._keep
         transport = self._transport
         if message is not None:
             transport.write(message)
@@ -160,7 +144,7 @@ class EngineConnection(asyncio.Protocol):
         """The exchange is over, badly: tell whoever waits, and close."""
         if self.complete or self._error is not None:
             return
-        error = self._error = EngineError(kind, message, before_bytes=not self._seen, whole=not self._unwritten)
+        error = self._error = EngineError(kind, message, before_bytes=not self.answer.seen, whole=not self._unwritten)
         waiter, done = self._waiter, self._done
         self.abort()
         if waiter is not None and not waiter.done():
@@ -183,7 +167,6 @@ class EngineConnection(asyncio.Protocol):
             # So that the transport tells of bytes that wait. With 0, TLS tells of some where none do; with 1, only of
             # those that are not encrypted yet: in doubt, a request counts as whole.
             self._transport.set_write_buffer_limits(1)
-        self._parser = HttpResponseParser(self)
 
     def pause_writing(self) -> None:
         self._unwritten = True
@@ -197,7 +180,8 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
             return
         self._progress_at = self._loop.time()
-        if self._synced:
+        answer = self.answer
+        if answer.synced:
             # The usual read of a stream is one whole chunk, and needs no parser: the bytes can go on as they are.
             line = data.find(b"\r\n", 1, 9)
             size = len(data) - line - 4
@@ -208,65 +192,28 @@ class EngineConnection(asyncio.Protocol):
                     self._fail("closed", "the reader of the answer failed")
                     raise
                 return
-        if not self._seen:
-            self._seen = True
-            self._plain = data.startswith(_PLAIN)
-        if not self._headers_over:
-            room = self._settings.max_head - self._framing
-            if len(data) > room:  # whether a head is over its limit must not depend on what came with it
-                self._feed(data[:room])
-                if not self._headers_over:
-                    self._fail("garbage", f"the head of the engine's answer is over {self._settings.max_head} bytes")
-                    return
-                data = data[room:]
-        self._feed(data)
-        # A chunk's end was the last thing read, and no begun size line follows it: that would have no line end yet.
-        self._synced = self._chunk_over and data[-1:] == b"\n"
-        self._tail = data if len(data) > 4 else self._tail[-4:] + data
-        if self._ended and self._error is None:
-            self._excess = self._excess or not self._ends_here(data)
-            self._finish()
-        elif self._framing > self._settings.max_head:
-            self._fail("garbage", f"over {self._settings.max_head} bytes of framing in the engine's answer")
-
-    def _ends_here(self, data: bytes) -> bool:
-        """Whether no blank lines follow the answer, which llhttp would skip without a word. In doubt: no.
-
-        A counted body ends what was read if the read ends with the body's last piece, unless that piece is itself
-        white space. Any other message ends with a blank line: it is the only one if no line end precedes it twice.
-        """
-        last = self._last
-        if self.length and last:
-            return data.endswith(last) and not last.isspace()
-        tail = self._tail[-5:]
-        return len(tail) == 5 and tail[1:] == b"\r\n\r\n" and tail[0] not in b"\r\n"
-
-    def _feed(self, data: bytes) -> None:
-        self._framing += len(data)
-        if self._parser is None:  # see lend
-            self._parser = HttpResponseParser(self)
-            self._parser.feed_data(_CHUNKED % (b"" if self._keep else b"connection: close\r\n"))
         try:
-            self._parser.feed_data(data)
-        except HttpParserCallbackError:  # a bug of whoever takes the bytes, not of the engine
+            answer.feed(data)
+        except HttpParserCallbackError:
             self._fail("closed", "the reader of the answer failed")
             raise
-        except (HttpParserError, HttpParserUpgrade) as error:
-            if not self._ended:  # else it is what follows the answer, and on_message_begin has seen it
-                words = "it changes the protocol" if isinstance(error, HttpParserUpgrade) else error
-                self._fail("garbage", f"the engine's answer is not HTTP: {words}")
+        if answer.fault:
+            self._fail("garbage", answer.fault)
+        elif answer.ended and self._error is None:
+            self._finish()
 
     def eof_received(self) -> bool:
-        if self._headers_over and not self.framed and self._error is None and not self.complete:
-            self._finish()  # a body that ends with the connection
+        if self.answer.ends_with_connection and self._error is None and not self.complete:
+            self._finish()
         elif not self.idle and not self.complete:
             self._left()  # now: the transport itself closes only once all of the request is written
         return False
 
     def _left(self) -> None:
-        kind: Kind = "truncated" if self._headers_over else "reset"
-        where = "in the middle of its answer" if self._headers_over else "before answering"
-        self._fail(kind, f"the engine closed the connection {where}")
+        if self.answer.headers_over:
+            self._fail("truncated", "the engine closed the connection in the middle of its answer")
+        else:
+            self._fail("reset", "the engine closed the connection before answering")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end_loan()
@@ -279,94 +226,32 @@ class EngineConnection(asyncio.Protocol):
             self._pool.forget(self)
         elif not self.complete:
             self._left()
-        self._parser = cast(HttpResponseParser, None)  # it and its callbacks are a cycle
+        self.answer.close()
 
-    # -- httptools' side ----------------------------------------------------------------------------------------
+    # -- for the reply and the pool -----------------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        if self._ended:
-            self._excess = True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._headers_over:  # trailers, or what follows the end of the answer
-            return
-        name, headers = name.lower(), self.headers
-        if name == b"transfer-encoding" and name in headers:
-            value = headers[name] + b", " + value
-        headers[name] = value
-
-    def on_headers_complete(self) -> None:
-        if self._headers_over:
-            return
-        status = self.status = self._parser.get_status_code()
-        # Most answers say so with their first bytes; the parser would format a text.
-        version = "1.1" if self._plain else self._parser.get_http_version()
-        if version not in ("1.1", "1.0") or not 100 <= status < 600:
-            self._fail("garbage", f"the engine's answer is not of HTTP/1.1: status {status}")
-            return
-        if status < 200:
-            return
-        self._headers_over = True
-        self._framing = 0
-        headers = self.headers
-        coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
-        if coding is not None:
-            if coding.lower() != b"chunked" or version == "1.0":
-                self._fail("garbage", "the engine's answer has a transfer coding other than `chunked` in HTTP/1.1")
-                return
-            self._chunk_over = True
-        elif length is not None:
-            self.length = int(length)
-        self.framed = coding is not None or length is not None or status in (204, 304)
-
-    def on_chunk_header(self) -> None:
-        self._chunk_over = False
-
-    def on_chunk_complete(self) -> None:
-        self._chunk_over = True
-
-    def on_body(self, data: bytes) -> None:
-        self._framing = 0
-        self._last = data
-        sink = self._data
-        if sink is not None:
-            sink(data)
-        elif not self._ended and self._error is None:
-            self._early.append(data)
-            self._early_size += len(data)
-            self._first()
-            if self._early_size > self._settings.buffer and not self._paused:
-                self._full = True
-                self.pause()
-
-    def on_message_complete(self) -> None:
-        if self.status >= 200:
-            if not self._ended:
-                self._keep = self._parser.should_keep_alive()
-                self._ended = True
-                self._data = self._whole = None  # what may follow in this read is nobody's
-        else:  # 100 Continue, 103 Early Hints: the answer is still to come
-            self.headers = {}
+    def _keep(self, data: bytes) -> None:
+        """Keep body that nobody relays yet."""
+        self._early.append(data)
+        self._early_size += len(data)
+        self._first()
+        if self._early_size > self._settings.buffer and not self._paused:
+            self._full = True
+            self.pause()
 
     def _finish(self) -> None:
         self.complete = True
+        self._whole = None  # no more loans
         done = self._done
         if done is not None:
             done(None)
         else:
             self._first()
 
-    # -- for the reply and the pool -----------------------------------------------------------------------------
-
-    def relay(
-        self,
-        data: Callable[[bytes], None],
-        done: Callable[[EngineError | None], None],
-        whole: Callable[[bytes], None] | None,
-    ) -> None:
+    def relay(self, data: BodySink, done: Done, whole: BodySink | None) -> None:
         """See Reply.relay."""
         early, self._early = self._early, []
-        self._data, self._done, self._whole = data, done, whole
+        self.answer.sink, self._done, self._whole = data, done, whole
         if self._full:
             self._full = False
             self.resume()  # before the pieces: who takes them may pause
@@ -385,13 +270,13 @@ class EngineConnection(asyncio.Protocol):
     def let_go(self) -> None:
         """Forget who takes the answer."""
         self.end_loan()
-        self._data = self._done = self._whole = None
+        self.answer.sink, self._done, self._whole = nobody, None, None
 
     # -- for the pump: see Loan
 
     def bare_socket(self) -> int | None:
         """See EngineSide. A read that begins where a chunk ended is one that the pump understands."""
-        synced = self._synced and self._whole is not None and self._error is None
+        synced = self.answer.synced and self._whole is not None and self._error is None
         if not synced or self._paused or self.lost or self._loan is not None or self._transport.is_closing():
             return None
         return plain_socket(self._transport)
@@ -400,13 +285,7 @@ class EngineConnection(asyncio.Protocol):
         """See EngineSide."""
         self._loan = loan
         self._transport.pause_reading()
-        # For a stream's minutes nothing is kept that its end does not need: bytes before those that the pump passes on,
-        # a head that was sent on, and a parser that can be made again.
-        self._tail = self._last = b""
-        self.headers.clear()
-        if self._parser is not None:
-            self._keep = self._parser.should_keep_alive()
-            self._parser = cast(HttpResponseParser, None)
+        self.answer.shrink()
 
     def take_back(self, data: bytes, heard_at: float) -> None:
         """See EngineSide."""
@@ -443,8 +322,7 @@ class EngineConnection(asyncio.Protocol):
         """Whether another request may follow: both directions are over, and nothing else has come."""
         return (
             self.complete
-            and self._keep
-            and not self._excess
+            and self.answer.reusable
             and not self.lost
             and not self._transport.is_closing()
             and not self._transport.get_write_buffer_size()
@@ -454,6 +332,7 @@ class EngineConnection(asyncio.Protocol):
         """Into the pool."""
         self.resume()
         self._reset()
+        self.answer.begin()
         self.idle = True
         self._progress_at = self._loop.time()
         self._arm(self._progress_at + self._settings.idle_for)
@@ -488,15 +367,14 @@ class EngineConnection(asyncio.Protocol):
                 return
         elif self.complete or self._error is not None:
             return
-        elif self._deadline < math.inf:
-            at = self._deadline
-            if at <= now and not unread(self._transport):
-                self._fail("timeout", "the engine did not begin its answer in time")
-                return
         else:
-            at = math.inf if self._paused else self.heard_at + settings.stall_timeout
+            kind: Kind = "timeout"
+            at, words = self._deadline, "the engine did not begin its answer in time"
+            if at == math.inf:
+                kind, words = "stall", f"the engine sent nothing for {settings.stall_timeout:g} s"
+                at = math.inf if self._paused else self.heard_at + settings.stall_timeout
             if at <= now and not unread(self._transport):
-                self._fail("stall", f"the engine sent nothing for {settings.stall_timeout:g} s")
+                self._fail(kind, words)
                 return
             at = min(at, now + settings.stall_timeout)
         self._arm(max(at, now + LOOK))
