@@ -214,7 +214,11 @@ def test_without_a_key_where_keys_exist_nothing_of_a_body_is_held() -> None:
         assert gateway.bodies.held == 0
         (connection,) = gateway.server._shared.open
         assert isinstance(connection, ClientConnection)
-        assert (connection._buffer, connection._body, connection._request) == (b"", None, None)
+        assert (connection.requests._buffer, connection.requests._body, connection.requests._request) == (
+            b"",
+            None,
+            None,
+        )
         writer.transport.abort()
 
     scenario(keyed, body)

@@ -25,8 +25,10 @@ from gateway.core.request.record import Record
 from gateway.decider.grant import LocalGrant
 from gateway.relay.answer import Relay
 from gateway.relay.wire.connection import ClientConnection
+from gateway.relay.wire.request_reader import RequestReader
 from gateway.relay.wire.server import Request, Responder
 from gateway.serve.run import Gateway
+from gateway.upstream.answer_reader import AnswerReader
 from gateway.upstream.client import Reply
 from gateway.upstream.connection import EngineConnection
 from tests.faults.scripted import (
@@ -507,7 +509,10 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
 
 
 # What lives as long as one call or one connection, and holds memory while it does.
-HOLDERS = (ClientConnection, EngineConnection, Responder, Request, Reply, Relay, Ticket, Hold, LocalGrant)
+HOLDERS = (
+    *(ClientConnection, RequestReader, EngineConnection, AnswerReader, Responder, Request, Reply, Relay),
+    *(Ticket, Hold, LocalGrant),
+)
 BEHAVIOURS = [
     *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
     *("no_newline", "stall", "hang", "400", "500", "500_cut", "503", "late_end"),

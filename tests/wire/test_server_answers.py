@@ -266,7 +266,7 @@ def test_bytes_after_a_refusal_are_dropped_a_piece_at_a_time(monkeypatch: pytest
     received = ClientConnection.data_received
 
     def noted(self: ClientConnection, data: bytes) -> None:
-        if self._state == LINGER:
+        if self.state == LINGER:
             pieces.append((asyncio.get_running_loop().time(), len(data)))
         received(self, data)
 

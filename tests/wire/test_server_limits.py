@@ -17,7 +17,7 @@ import pytest
 from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.messages import WireError
-from gateway.relay.wire.server import Responder, ServerSettings
+from gateway.relay.wire.server import Request, Responder, ServerSettings
 from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -88,6 +88,7 @@ class FullSink:
 
     def __init__(self) -> None:
         self.fed = asyncio.Event()
+        self.told = 0  # that the rest does not come
 
     def flow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self.pause = pause
@@ -97,7 +98,7 @@ class FullSink:
         self.fed.set()
 
     def lost(self) -> None:
-        """Nothing was kept."""
+        self.told += 1
 
 
 def test_a_body_whose_sink_takes_no_more_has_its_time_too() -> None:
@@ -113,6 +114,29 @@ def test_a_body_whose_sink_takes_no_more_has_its_time_too() -> None:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         serve(scenario, body_timeout=0.3, body_total=1000.0)
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+def test_a_sink_is_told_once_that_its_body_does_not_come(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a body that is refused by its announced length, before any byte."""
+
+    async def scenario(rig: Rig) -> None:
+        sink = FullSink()
+
+        def head(request: Request) -> None:
+            request.sink, request.limit = sink, 100
+
+        monkeypatch.setattr(rig.handler, "head", head)
+        client = await rig.client()
+        await client.send(POST + b"Content-Length: %d\r\n\r\n" % size)
+        if size > 100:
+            assert (await client.answer()).status == 413
+        else:
+            client.reset()
+        await rig.quiet()
+        assert sink.told == 1
+
+    serve(scenario)
 
 
 @pytest.mark.slow
@@ -506,7 +530,7 @@ def test_half_open_clients_are_probed_for() -> None:
         assert await client.is_alive()
         (connection,) = rig.server._shared.open
         assert isinstance(connection, ClientConnection)
-        sock = connection._transport.get_extra_info("socket")
+        sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         tcp = socket.IPPROTO_TCP
@@ -545,15 +569,15 @@ def test_what_comes_in_small_pieces_is_not_copied_for_each() -> None:
         assert isinstance(connection, ClientConnection)
         for byte in (HOLD + ALIVE)[: len(HOLD) - 1]:
             connection.data_received(bytes([byte]))
-        held = connection._buffer
+        held = connection.requests._buffer
         assert isinstance(held, bytearray)
         connection.data_received(HOLD[-1:])
         responder = await rig.handler.holding()
         connection.data_received(b"G")
-        held = connection._buffer
+        held = connection.requests._buffer
         for byte in ALIVE[1:]:
             connection.data_received(bytes([byte]))
-            assert connection._buffer is held
+            assert connection.requests._buffer is held
         responder.send(200, TEXT, b"x")
         assert [(await client.answer()).status for _ in range(2)] == [200, 200]
 
@@ -579,11 +603,11 @@ def test_pipelined_bytes_are_bounded() -> None:
         (connection,) = rig.server._shared.open
         assert isinstance(connection, ClientConnection)
         async with asyncio.timeout(60):
-            while not connection._last:
+            while not connection.requests._last:
                 await client.send(ALIVE * 1000, b"")
-                assert len(connection._buffer) <= 65536
+                assert len(connection.requests._buffer) <= 65536
         await client.send(ALIVE * 1000, b"")
-        assert connection._buffer == b""
+        assert connection.requests._buffer == b""
         responder.send(200, TEXT, b"x")
         assert (await client.answer()).headers[b"connection"] == b"close"
         assert await client.end() == (b"", "closed")

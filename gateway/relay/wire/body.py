@@ -4,6 +4,7 @@ Chunks are decoded strictly: RFC 9112 section 7.1 without optional white space. 
 that is not body: extensions are dropped, trailers checked and dropped.
 
 Both kinds have `feed(bytes)`, which returns what follows the end of the body and None before it, and `data`.
+`PendingBody` gives what they read to the request, or to its sink.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.relay.wire.messages import ServerSettings, WireError
+from gateway.core.request.body_memory import SMALL, BodyMemory
+from gateway.relay.wire.http1 import HeadReader
+from gateway.relay.wire.messages import CHUNKED, Request, ServerSettings, WireError, leased
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]{0,256})?\r\n")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
@@ -134,3 +137,41 @@ class ChunkedBody:
             raise WireError(400, "trailers are too large")
         if line[-2:] != b"\r\n" or _TRAILER.fullmatch(line, 0, len(line) - 2) is None:
             raise WireError(400, "trailer is malformed")
+
+
+class PendingBody:
+    """Body of a request that did not come with its head. `by`: loop time after which the body is of no use. What is
+    held of the body counts on the request."""
+
+    __slots__ = ("_bodies", "_decoder", "_head", "by", "request")
+
+    def __init__(
+        self, request: Request, head: HeadReader, settings: ServerSettings, bodies: BodyMemory, by: float
+    ) -> None:
+        self._bodies = bodies
+        self._head = head
+        self.request = request
+        self.by = by
+        self._decoder: ChunkedBody | CountedBody = CountedBody(request.length)
+        if request.length == CHUNKED:
+            limit = request.limit if request.sink is not None else min(request.limit, settings.max_body)
+            self._decoder = ChunkedBody(settings, limit)
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take bytes as they come. Returns what follows, once the request has its whole body. Raises WireError."""
+        request, body = self.request, self._decoder
+        counted = request.length != CHUNKED
+        rest = body.feed(data)
+        if request.sink is not None:
+            piece = bytes(body.data)
+            body.data.clear()
+            if counted:
+                self._head.skip(piece)
+            request.sink.feed(piece)
+        elif len(body.data) > SMALL:
+            request.held = leased(request.held, self._bodies, request.owner or request.peer, len(body.data))
+        if rest is not None:
+            request.body = bytes(body.data)
+            if counted and request.sink is None:
+                self._head.skip(request.body)
+        return rest

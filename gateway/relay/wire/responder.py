@@ -23,8 +23,8 @@ _JOINED: Final = 16 * 1024  # up to here copying a body behind its head costs le
 class Owner(Protocol):
     """Connection, as its responder sees it."""
 
-    write_paused: bool
-
+    @property
+    def write_paused(self) -> bool: ...
     def keeps_alive(self, request: Request) -> bool: ...
     def leave_by(self, at: float) -> bool:
         """Whether it tells the responder `deadline` at this time of the loop, if the answer is not over by then."""
