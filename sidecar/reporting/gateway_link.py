@@ -136,6 +136,8 @@ class GatewayLink:
 
     async def _tell(self, within: float) -> bool:
         """Send one report; whether it was taken."""
+        while len(self._transports) > 1:  # by authorities of before, and no report is under way there
+            await self._transports.pop(0).aclose()
         try:
             await self._post(within)
         except ReportFailed as failed:
@@ -145,13 +147,13 @@ class GatewayLink:
             error = shown(str(failed))
         else:
             error = ""
-        if error != self._error:
-            self._turned(error)
+        was, self._error = self._error, error
+        if was is None or was.partition(":")[0] != error.partition(":")[0]:  # what an error quotes may differ each time
+            self._turned(was, error)
         return not error
 
-    def _turned(self, error: str) -> None:
-        was, lasted = self._error, _now() - self._since
-        self._error = error
+    def _turned(self, was: str | None, error: str) -> None:
+        lasted = _now() - self._since
         if bool(was) != bool(error) or was is None:
             self._since = _now()
         if error:

@@ -76,6 +76,38 @@ def test_another_token_and_other_authorities_count_from_the_next_report_on(tmp_p
     play(scene)
 
 
+def test_a_connection_by_authorities_of_before_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_link, "EVERY", 0.02)
+    context, there, came = made(tmp_path), set[asyncio.StreamWriter](), 0
+    authorities = (tmp_path / "localhost.pem").read_text()
+    kept = answer(demand().partition(b"\r\n\r\n")[2])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        there.add(writer)
+        came += 1
+        try:
+            while head := (await reader.readuntil(b"\r\n\r\n")).lower():
+                await reader.readexactly(int(re.findall(rb"content-length: (\d+)", head)[0]))
+                writer.write(kept)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            there.discard(writer)
+            writer.close()
+
+    async def scene() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+        async with opened(tmp_path) as manager:
+            told = reporting(manager, f"https://localhost:{server.sockets[0].getsockname()[1]}")
+            for number in range(1, 4):
+                told.go_by(TOKEN, authorities + "\n" * number)
+                await until(lambda: came == number and len(there) == 1)  # noqa: B023 # it is over before the next
+                assert told.gateways()[0].failures <= 1
+            await told.aclose()
+        server.close()
+
+    play(scene)
+
+
 def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +201,31 @@ def test_an_answer_without_end_or_sense_is_none(tmp_path: Path, monkeypatch: pyt
     play(scene)
     assert "its answer cannot be read: Expected `str`, got `int` - at `$.gateway`" in "\n".join(lines)
     assert "its answer has more than 100000 bytes" in "\n".join(lines)
+
+
+def test_answers_that_differ_in_what_they_quote_alone_are_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_link, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(gateway_link, "LAST_PAUSE", 0.01)
+    lines: list[str] = []
+
+    async def scene() -> None:
+        pages = [answer(b"request %d" % number, 502) for number in range(20)]
+        async with Scripted(demand()) as proxy, opened(tmp_path) as manager:
+            proxy.targets["/sidecars/report"] = [*pages, answer(b"", 401), demand()]
+            told = reporting(manager, proxy.origin, lines=lines)
+            await until(lambda: told.gateways()[0].failures == 20)
+            assert told.gateways()[0].error == "it answered 502: 'request 19'"
+            await until(lambda: told.gateways()[0].taken is True)
+            await told.aclose()
+
+    play(scene)
+    assert [re.sub(r".* does not take reports: |after.*", "", line) for line in lines[:2]] == [
+        "it answered 502: 'request 0'",
+        "it refuses the token: both sides must be given the same",
+    ]
+    assert len(lines) == 3
 
 
 def test_each_gateway_is_told_an_address_that_it_can_reach(tmp_path: Path) -> None:
