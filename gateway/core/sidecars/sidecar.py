@@ -22,6 +22,7 @@ from gateway.shared.vllm.answers import ModelCard
 STALE = 10.0  # seconds
 BOOTS = 8  # earlier starts of one sidecar that are remembered, since their last reports may come late
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds of exponential backoff while a sidecar does not answer
+DOUBLINGS = 5  # from the one to the other; two to the power of a thousand failures is no float
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ class Sidecar:
     def failed(self, now: float) -> None:
         """Count a request that it did not answer, or not sensibly, and back off."""
         self.failures += 1
-        self._pause_until = now + min(LAST_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
+        self._pause_until = now + min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures - 1, DOUBLINGS))
 
     def pause(self, now: float) -> float:
         """Seconds of backoff until the next request to it; 0: none."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.sidecars.model_index import MOST_MODELS
-from gateway.core.sidecars.sidecar import BOOTS, STALE
+from gateway.core.sidecars.sidecar import BOOTS, LAST_PAUSE, STALE
 from gateway.core.sidecars.sidecars import FORGOTTEN, MOST, Changes, NameConflict, Registry, RegistryFull
 from gateway.shared.protocol import CapacityReport, Demand, GPUReport, ModelReport
 
@@ -470,3 +470,11 @@ def test_calls_that_wait_for_an_adapter_are_demand_for_its_engine(told: Told) ->
     assert demands() == [5, 0], "once, however many engines serve it"
     told.registry.waking["sql"] = ("a", "q")
     assert demands() == [2, 3]
+
+
+def test_one_that_has_not_answered_for_hours_is_asked_as_rarely_as_before(told: Told) -> None:
+    told(model())
+    sidecar = told.registry.sidecars["a"]
+    for _ in range(2000):
+        sidecar.failed(100.0)
+    assert (sidecar.failures, sidecar.pause(100.0)) == (2000, LAST_PAUSE)
