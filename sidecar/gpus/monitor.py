@@ -55,8 +55,8 @@ class Sampler:
             async with asyncio.timeout_at(self._began + self._limit):
                 return await asyncio.wrap_future(self._call)
         except TimeoutError:
-            waited = now() - self._began
-            raise GPUError(f"the GPU driver hangs: no answer for {waited:.1f} s; see dmesg, a reset may help") from None
+            why = f"the GPU driver hangs: no answer for {self._limit:g} s; see dmesg, a reset may help"
+            raise GPUError(why) from None  # in the same words each time, so that it is told once
 
 
 class GpuMonitor:

@@ -83,6 +83,20 @@ def test_a_driver_that_hangs_costs_one_thread_and_no_waiting(folder: Path) -> No
     asyncio.run(main())
 
 
+def test_a_driver_that_hangs_is_told_of_once(folder: Path) -> None:
+    async def main() -> None:
+        lines: list[str] = []
+        looking = GpuMonitor(Sampler(SimulatedGPUs(folder), limit=0.05).sample, lines.append)
+        resume = hang(folder)
+        for _ in range(5):
+            await looking.look()
+            await asyncio.sleep(0.06)
+        assert [line.partition(":")[0] for line in lines] == ["the GPU driver hangs"]
+        await asyncio.to_thread(resume)
+
+    asyncio.run(main())
+
+
 def test_a_bug_is_told_to_who_waits_and_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(arguments.exc_type))
