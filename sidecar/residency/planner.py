@@ -23,6 +23,7 @@ from sidecar.residency.machine import Machine
 
 Idle = Literal["", "copies", "all"]
 RETRY = 1.0  # seconds until what could not be had is planned once more
+LATER = 0.25  # of the time until a forecast's last plan, before its next: a model may starve for 30 days
 
 
 def decide(
@@ -124,7 +125,8 @@ def forecast(
     if isinstance(decision, Infeasible):
         there = [each.after_all() for each in there]
     while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= model.max_starvation:
-        at, pause = max(at + pause, later.retry_at), RETRY
+        at = max(at + pause, later.retry_at)
+        pause = max(RETRY, LATER * (at - now))
         later = decide(machine, model, at, since=now, there=there)
     if isinstance(later, Infeasible):
         return decision

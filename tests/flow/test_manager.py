@@ -7,6 +7,7 @@ two engines have started, slept or woken on one GPU at once, and nothing is left
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -228,6 +229,18 @@ async def test_one_that_fits_nowhere_says_so_of_the_largest_gpu() -> None:
     async with site("a", 2 * GIB, 8 * GIB) as made:
         assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
         assert made.report("a").message.endswith(f"the GPU has {8 * GIB}")
+
+
+@virtual
+async def test_a_report_is_made_at_once_however_long_a_model_may_starve_beside_other_processes() -> None:
+    async with site("a", a="max_starvation: 30d") as made:
+        made.machine.others_take(1, 0, 20 * GIB)
+        await asyncio.sleep(2.0)
+        began = time.process_time()
+        told = made.report("a")
+        assert (told.ready_in, told.why) == (None, "no_memory")
+        assert time.process_time() - began < 1.0, "seconds of the machine's own time"
+        made.machine.others_take(1, 0, 0)
 
 
 def share(weights: float, claim: float) -> Model:
