@@ -52,10 +52,10 @@ class Manager:
                 model.times.seen = msgspec.structs.replace(known.times[name])
             model.off = name in known.off
         await asyncio.gather(*(memory.size(machine, model) for model in self.entries.values()))
-        for name, record in known.engines.items():
-            await _take_over(machine, name, record)
-            if name in known.off and name in self.entries and self.entries[name].serves():
-                machine.transition(self.entries[name], "drain")
+        await asyncio.gather(*(_take_over(machine, name, record) for name, record in known.engines.items()))
+        for model in self.entries.values():
+            if model.off and model.serves():
+                machine.transition(model, "drain")
         records = [machine.record(model) for model in self.entries.values()]
         await machine.engines.sweep({record.process.engine for record in records if record is not None})
         machine.keep()

@@ -11,7 +11,7 @@ from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, file
 from loadtest.simulate import vtime
-from tests.flow.test_manager import MODEL, site, used, virtual
+from tests.flow.test_manager import GPU, MODEL, site, used, virtual
 
 
 @virtual
@@ -27,6 +27,18 @@ async def test_engines_are_taken_over_as_they_are() -> None:
             assert (made.entry("a").level, made.entry("b").level) == (1, 2)
             await used(made, "d", "a", "b")
             assert {name: made.engines.all[name].pid for name in "abd"} == {name: pids[name] for name in "abd"}
+
+
+@virtual
+async def test_engines_that_hang_hold_up_each_other_no_longer_than_one_would() -> None:
+    async with site("abcd", *[GPU] * 4) as made:
+        await used(made, *"abcd")
+        for engine in made.engines.all.values():
+            engine.hung = True
+        began = made.now
+        await made.restart(killed=True)
+        assert made.now - began < 15.0, "10 s are given to each"
+        assert made.state() == "a stopped, b stopped, c stopped, d stopped"
 
 
 @virtual
