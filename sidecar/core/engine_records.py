@@ -34,6 +34,10 @@ class Unusable(Exception):
     """A model that cannot be run as its profile is; the message says why, and what to change."""
 
 
+class DiskHangs(Unusable):
+    """A model whose files were not read in time."""
+
+
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that an engine tells of itself once it is ready; None: not told."""
 

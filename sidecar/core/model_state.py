@@ -62,6 +62,7 @@ class ModelState:
         self.sized = False
         self.unified = False  # its GPUs' memory is the host's
         self.unusable = ""  # why it cannot be sized
+        self.size_again_at = math.inf  # when that may be otherwise
         self.gpus: tuple[int, ...] = ()  # that its engine is on, or is to be on
         self.level: Literal[0, 1, 2] = 0  # at which it sleeps
         self.slept: MeasuredSleep | None = None  # what was measured of its sleep

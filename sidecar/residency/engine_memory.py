@@ -7,13 +7,14 @@ never found. There the growth of a GPU's use while the engine started stands for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from gateway.shared.files.units import GIB
-from sidecar.core.engine_records import EngineFacts, EngineFailed, Unusable
+from sidecar.core.engine_records import DiskHangs, EngineFacts, EngineFailed, Unusable
 from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import AGAIN, MOST_BEYOND, FailedStart, Lesson, Measured, learn, lower_share, measurement
@@ -23,6 +24,7 @@ from sidecar.core.sleep import MeasuredSleep
 from sidecar.residency.machine import Engine, Machine
 
 Shown = TypeVar("Shown", Measured, Lesson, MeasuredSleep)
+FILES_EVERY = 30.0  # seconds between two looks whether the files of a model that cannot be run are there now
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 MOST_TOLD = 3  # processes of others
 
@@ -47,7 +49,10 @@ async def size(machine: Machine, model: ModelState) -> None:
             sizes[total] = await _sized(machine, model, total)
         except Unusable as error:
             why = str(error)
+            # A reading of a disk that hangs costs a thread, and is not repeated.
+            model.size_again_at = math.inf if isinstance(error, DiskHangs) else machine.clock() + FILES_EVERY
     if sizes:
+        model.size_again_at = math.inf
         model.sizes, model.size = sizes, sizes[min(sizes)]
     elif why != model.unusable:
         machine.say(f"{model.name} cannot be run: {why}")

@@ -45,6 +45,8 @@ class FileChanges:
             if not model.replaced:
                 model.profile = taken.models[name]
                 self._stays(model)
+                if model.unusable and name not in machine.tasks:  # its pools may have room now
+                    self._size(model)
         self._come_into_force()
         for name in found[NEW]:
             if name not in models:

@@ -83,10 +83,11 @@ class Manager:
         while True:
             known = machine.monitor.totals
             await machine.monitor.look()
-            if machine.monitor.totals != known:  # GPUs that could not be read before: what fits there is known only now
-                for model in self.entries.values():
-                    if model.name not in machine.running and model.name not in machine.tasks:
-                        machine.tasks.begin([model.name], (), memory.size(machine, model))
+            read = machine.monitor.totals != known  # GPUs could not be read before: what fits there is known only now
+            for model in self.entries.values():
+                due = read or machine.clock() >= model.size_again_at
+                if due and model.name not in machine.running and model.name not in machine.tasks:
+                    machine.tasks.begin([model.name], (), memory.size(machine, model))
             await asyncio.sleep(SAMPLE_EVERY)
             machine.due.set()
 

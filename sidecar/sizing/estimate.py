@@ -16,7 +16,7 @@ from gateway.shared.files.units import GIB
 from gateway.shared.threads import in_thread
 from sidecar.core.arguments import environment, largest_rank, lora_slots
 from sidecar.core.config import SidecarConfig
-from sidecar.core.engine_records import EngineFacts, Unusable
+from sidecar.core.engine_records import DiskHangs, EngineFacts, Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson, Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
@@ -133,7 +133,7 @@ class Sizing:
         try:
             return await in_thread(rank, folder, profile.adapters, within=READ_WITHIN, raises=(Unusable,))
         except TimeoutError:
-            raise Unusable(f"its adapters were not read within {READ_WITHIN:g} s: does their disk hang?") from None
+            raise DiskHangs(f"its adapters were not read within {READ_WITHIN:g} s: does their disk hang?") from None
 
     async def _known(self, profile: Profile, rank: int) -> KnownModel:
         """The model with its draft model; `rank`: of its adapters. Raises Unusable, NotKnown, ModelError."""
@@ -162,7 +162,9 @@ class Sizing:
         try:
             return KnownModel(*await in_thread(read_model, where, within=READ_WITHIN, raises=(Unusable, NotKnown)))
         except TimeoutError:
-            raise Unusable(f"{profile.model_path} was not read within {READ_WITHIN:g} s: does its disk hang?") from None
+            raise DiskHangs(
+                f"{profile.model_path} was not read within {READ_WITHIN:g} s: does its disk hang?"
+            ) from None
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

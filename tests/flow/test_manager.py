@@ -26,6 +26,7 @@ from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST
 from sidecar.core.model_state import LEAST_TURN, MOST_TURN, TURN, ModelState
 from sidecar.core.profile import Profile
+from sidecar.residency.engine_memory import FILES_EVERY
 from sidecar.residency.orders import Refused
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)
@@ -229,6 +230,18 @@ async def test_one_that_fits_nowhere_says_so_of_the_largest_gpu() -> None:
     async with site("a", 2 * GIB, 8 * GIB) as made:
         assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
         assert made.report("a").message.endswith(f"the GPU has {8 * GIB}")
+
+
+@virtual
+async def test_one_whose_files_were_missing_can_be_had_soon_after_they_are_here() -> None:
+    async with site("ab") as made:
+        made.engines.models["a"] = msgspec.structs.replace(MODEL, broken="there is no folder or file /m/a")
+        await made.restart()
+        assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
+        made.engines.models["a"] = MODEL
+        await asyncio.sleep(FILES_EVERY + 2.0)
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        assert sum("cannot be run" in line for _, line in made.log) == 1
 
 
 @virtual

@@ -399,6 +399,9 @@ async def test_pools_of_host_memory_leave_less_to_those_that_sleep() -> None:
         refused = await made.gateways[0].call("c", 1.0)
         assert (refused.ending, made.engines.tried) == ("refused", [])
         assert "keep 20.0 GiB of host memory (KV offloading, cpu-offload-gb)" in made.report("c").message
+        made.reload(made.text, host_memory=24 * GIB)
+        await asyncio.sleep(1.0)
+        assert (await made.gateways[0].call("c", 1.0)).ending == "served", "a newer file gives it what it needs"
 
 
 @virtual
