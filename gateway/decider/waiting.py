@@ -229,8 +229,11 @@ class WaitingCalls:
         self.expiries.arm(len(self.turns))
 
     def refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
-        """Remove a waiting call from its queue. It is refused, unless another of its route's models can serve it."""
-        if self.gives(ticket, now):
+        """Remove a waiting call from its queue. It is refused, unless another of its route's models can serve it.
+
+        A call that has left meanwhile stays as it is: one that was refused before it may have had its queue pumped.
+        """
+        if not ticket.waiting or self.gives(ticket, now):
             return
         call, place = ticket.call, self.turns[ticket]
         refused = self._refusal(call, why, now)

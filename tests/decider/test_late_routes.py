@@ -130,6 +130,37 @@ def test_a_call_whose_place_a_more_important_one_takes_goes_to_another_model(
     run(scenario, structs.replace(POLICY, classes=small))
 
 
+def test_calls_that_change_places_while_two_are_late_are_each_refused_once() -> None:
+    """Two heads of `m` are late at once. One of them goes to `n`, and pushes out a call there that comes to `m`."""
+    classes = {
+        "interactive": TrafficClass(reserve=0.05),
+        "default": TrafficClass(max_queue=1, reserve=0.05),
+        "batch": TrafficClass(max_queue=2),
+    }
+
+    async def scenario(world: World) -> None:
+        world.engine(0).speed.tpot = 50.0
+
+        def call(model: str, class_name: str, others: tuple[str, ...], ttft: float) -> Call:
+            made = routed(world, 100, others=others)
+            made.model, made.class_name, made.ttft_by = model, class_name, made.arrived + ttft
+            return made
+
+        running = [asyncio.create_task(world.use(world.call(850, model=m), s)) for m, s in (("m", 5.0), ("n", 9.0))]
+        await asyncio.sleep(0)
+        calls = [
+            call("m", "interactive", (), 10.0), call("m", "default", ("n",), 10.0), call("n", "default", (), 90.0),
+            call("n", "batch", ("m",), 90.0), call("n", "batch", ("m",), 90.0),
+        ]  # fmt: skip
+        ended = await asyncio.gather(*running, *(model_of(world, each) for each in calls), return_exceptions=True)
+        assert ended[:2] == ["e0", "e1"]
+        assert [each.outcome if isinstance(each, Refused) else each for each in ended[2:]] == [
+            Outcome.SHED, "n", "n", "n", "m",
+        ]  # fmt: skip
+
+    run(scenario, structs.replace(POLICY, classes=classes, deadlines="drop"))
+
+
 def test_a_call_that_waits_with_another_model_leaves_nothing_behind() -> None:
     async def scenario(world: World) -> None:
         world.engine(0).down()
