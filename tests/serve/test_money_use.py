@@ -171,9 +171,11 @@ def test_a_disk_that_fails_lets_nothing_out_beyond_the_mark_that_is_written(
                 raise StorageError("the disk is full: free space there")
 
             monkeypatch.setattr(Storage, "run", full)
-            sent = 0
+            calls = []
             while made.money.may_spend("cloud", call(), made.now()):
-                sent += spend(made.money, now=made.now()).reserved
+                calls.append(spend(made.money, now=made.now()))
+            sent = sum([each.reserved for each in calls])
+            calls[0].end(made.now())
             marks = {purse.mark for _, tenant, purse in made.money.purses() if purse.window.span == "day"}
             assert 0 < sent <= min(marks)
             async with asyncio.timeout(60):
@@ -186,6 +188,9 @@ def test_a_disk_that_fails_lets_nothing_out_beyond_the_mark_that_is_written(
             async with asyncio.timeout(60):
                 while not made.money.may_spend("cloud", call(), made.now()):
                     await asyncio.sleep(0)
+            with contextlib.closing(sqlite3.connect(f"file:{tmp_path}/weir.db?mode=ro", uri=True)) as database:
+                spent = database.execute("SELECT span, micro FROM money_use WHERE model != '' ORDER BY span").fetchall()
+            assert spent == [("day", 3000), ("month", 3000)], "what a call cost while the disk took nothing"
 
     asyncio.run(scenario())
 

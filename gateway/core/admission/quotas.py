@@ -124,8 +124,13 @@ class QuotaWindow:
         elif tokens > self.base + self.since:
             self.base, self.since = tokens, 0
 
+    @property
+    def counted(self) -> int:
+        """Tokens used in the window, as far as they are counted."""
+        return self.base + self.since
+
     def state(self) -> Used:
-        return Used(self.tenant, self.span, self.start, self.base + self.since)
+        return Used(self.tenant, self.span, self.start, self.counted)
 
     def _over(self, wall: float) -> bool:
         return not (self.start <= wall < self.ends or 0.0 < self.start - wall < LEEWAY)

@@ -22,6 +22,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 
 Key = tuple[str, str]  # provider and tenant; "": all of the provider's together
+LineKey = tuple[str, str, str, Span]  # payer and window
 
 
 def _unheard() -> None:
@@ -108,7 +109,7 @@ class MoneyBook:
     """The money of every provider. `ahead`: nothing is spent beyond the marks that are kept.
 
     `known`: whether the amounts of the gateway before are here; until then nothing is spent. `short` is called when a
-    mark is to be raised at once.
+    mark is to be raised at once. `changed`: lines with other amounts than those that the storage has taken.
     """
 
     def __init__(self, policy: Policy, calendar: Calendar, *, ahead: bool = True) -> None:
@@ -121,7 +122,8 @@ class MoneyBook:
         self._tariffs: dict[str, Tariff] = {}
         self._of: dict[Key, tuple[Purse, ...]] = {}  # of the policy
         self._purses: dict[tuple[str, str, Span], Purse] = {}  # those of providers that are gone too
-        self.lines: dict[tuple[str, str, str, Span], SpentLine] = {}
+        self.lines: dict[LineKey, SpentLine] = {}
+        self.changed: set[LineKey] = set()
         self._under_way: set[Spending] = set()
         self.totals: dict[Payer, tuple[int, int]] = {}  # micro-units and tokens since the start
         self.apply(policy)
@@ -163,7 +165,7 @@ class MoneyBook:
         spent: defaultdict[tuple[str, str, Span], Counter[int]] = defaultdict(Counter)  # micro-units by window's start
         for (provider, tenant, _, span), line in self.lines.items():
             for payer in ("", tenant):
-                spent[provider, payer, span][line.money.start] += line.money.state().tokens
+                spent[provider, payer, span][line.money.start] += line.money.counted
         for provider, tenant, purse in self.purses():
             for start, micro in spent.get((provider, tenant, purse.window.span), {}).items():
                 purse.window.raise_to(start, micro)
@@ -229,20 +231,25 @@ class MoneyBook:
             line.tokens.settle(0, tokens, now)
 
     def _line(self, payer: Payer, span: Span) -> SpentLine:
-        line = self.lines.get((*payer, span))
+        """Return the line of a payer, whose amounts are about to change."""
+        key = (*payer, span)
+        self.changed.add(key)
+        line = self.lines.get(key)
         if line is None:
-            line = self.lines[*payer, span] = SpentLine(" ".join(payer), span, self._calendar)
+            line = self.lines[key] = SpentLine(" ".join(payer), span, self._calendar)
         return line
 
     # -- what outlasts the gateway ------------------------------------------------------------------------------
 
-    def states(self, now: float, *, last: bool = False) -> list[Spent]:
-        """Return all that is to be kept. `last`: nothing more goes out, and marks come down to what was promised."""
-        found = [
-            Spent(*key, line.money.start, line.money.state().tokens, line.tokens.state().tokens)
-            for key, line in self.lines.items()
-            if line.money.state().tokens or line.tokens.state().tokens
-        ]
+    def states(self, now: float, lines: Iterable[LineKey] | None = None, *, last: bool = False) -> list[Spent]:
+        """Return all that is to be kept, or marks and `lines` alone. `last`: nothing more goes out, and marks come down
+        to what was promised."""
+        found = []
+        for key in self.lines if lines is None else lines:
+            line = self.lines[key]
+            micro, tokens = line.money.counted, line.tokens.counted
+            if micro or tokens:
+                found.append(Spent(*key, line.money.start, micro, tokens))
         for (provider, tenant), purses in self._of.items():
             for purse in purses:
                 window = purse.window

@@ -451,6 +451,17 @@ class Counted(str):
     __hash__ = str.__hash__
 
 
+def test_what_is_to_be_kept_is_asked_of_the_lines_that_have_changed_alone() -> None:
+    money = book()
+    for tenant in ("acme", "globex", "acme"):
+        money.changed.clear()
+        spend(money, call(tenant=tenant)).end(NOW)
+    changed = money.states(NOW, money.changed)
+    assert {(each.tenant, each.span) for each in changed if each.model} == {("acme", "day"), ("acme", "month")}
+    assert {each for each in changed if not each.model} == {each for each in money.states(NOW) if not each.model}
+    assert {each.tenant for each in money.states(NOW) if each.model} == {"acme", "globex"}
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_reload_and_a_restart_take_as_many_steps_for_each_tenant_however_many_there_are(restarted: bool) -> None:
     names = [Counted(f"tenant{number}") for number in range(300)]
