@@ -54,6 +54,7 @@ from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import MAX_BYTES, REPORT_PATH, ProtocolError, encode
 from gateway.shared.storage import StorageError
 from gateway.shared.tasks import failing
+from gateway.shared.threads import in_thread
 from gateway.shared.tokens import AcceptedTokens
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
@@ -136,7 +137,8 @@ class Control:
 
     async def metrics(self, _: Request) -> Response:
         await self._parts.count()
-        return Response(self._parts.exposition(), media_type=None, headers={"content-type": EXPOSITION})
+        text = await in_thread(self._parts.exposition())
+        return Response(text, media_type=None, headers={"content-type": EXPOSITION})
 
     # -- pages to read ------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class ControlParts(msgspec.Struct, frozen=True, kw_only=True):
 
     dispatch: Dispatch
     limits: LimitBook
-    exposition: Callable[[], bytes]  # Prometheus text
+    exposition: Callable[[], Callable[[], bytes]]  # reads all numbers; what it returns writes Prometheus text
     calls: Callable[[], Iterable[CallView]]  # calls that have not ended
     ended: EndedCalls  # the last calls
     drain: Callable[[bool], None]  # turns the drain on or off; a drain that stays as it was is refused

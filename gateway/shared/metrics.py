@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 Key: TypeAlias = str | Sequence[str]  # value of the one label, or values of all labels
 Values: TypeAlias = float | Mapping[Any, float] | Iterable[tuple[Key, float]]  # one number without labels, or rows
@@ -13,11 +14,11 @@ Histograms: TypeAlias = Iterable[tuple[Key, Sequence[Any], float]]  # labels, bu
 
 
 def gauge(name: str, text: str, *labels: str, of: Values) -> Metric:
-    return _filled(GaugeMetricFamily(name, text, labels=labels), of)
+    return _filled(GaugeMetricFamily(name, text, labels=labels), name, labels, of)
 
 
 def counter(name: str, text: str, *labels: str, of: Values) -> Metric:
-    return _filled(CounterMetricFamily(name, text, labels=labels), of)
+    return _filled(CounterMetricFamily(name, text, labels=labels), f"{name}_total", labels, of)
 
 
 def histogram(name: str, text: str, *labels: str, of: Histograms) -> Metric:
@@ -27,12 +28,13 @@ def histogram(name: str, text: str, *labels: str, of: Histograms) -> Metric:
     return family
 
 
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, of: Values) -> Metric:
+def _filled(family: Metric, name: str, labels: Sequence[str], of: Values) -> Metric:
+    """Fill the family with rows as they are now. Their samples are made once, by whoever writes them, in any thread."""
     if isinstance(of, (int, float)):
-        family.add_metric((), of)
-        return family
-    for key, value in of.items() if isinstance(of, Mapping) else of:
-        family.add_metric(_labels(key), value)
+        of = [((), of)]
+    rows = list(of.items() if isinstance(of, Mapping) else of)
+    late = (Sample(name, dict(zip(labels, _labels(key), strict=True)), value) for key, value in rows)
+    family.samples = cast("list[Sample]", late)
     return family
 
 

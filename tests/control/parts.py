@@ -67,7 +67,7 @@ def control_parts(dispatch: Dispatch, **settings: Any) -> ControlParts:
 
     ended = settings.get("ended") or EndedCalls()
     found: dict[str, Any] = {
-        "exposition": lambda: b"weir_up 1\n", "calls": tuple, "ended": ended,
+        "exposition": lambda: lambda: b"weir_up 1\n", "calls": tuple, "ended": ended,
         "drain": drain, "drain_engine": drain_engine, "is_user_key": USER_KEY.__eq__, "policy_status": FileStatus,
         "reload": None, "previous": lambda: None,
         "sidecars": ReportIntake(dispatch, Members(), lambda: None, print), "order": nobody, "read_log": nobody,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +59,7 @@ class World:
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
-        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        families = text_string_to_metric_families(self.metrics.exposition()().decode())
         return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> float:
@@ -192,7 +193,7 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
 def test_every_metric_has_a_help_text_and_a_type() -> None:
     def scene(world: World) -> None:
         world.metrics.observe(record())
-        for family in text_string_to_metric_families(world.metrics.exposition().decode()):
+        for family in text_string_to_metric_families(world.metrics.exposition()().decode()):
             assert family.name.startswith(("weir_", "vllm_request"))
             assert family.documentation.endswith(".")
             assert family.type in {"counter", "gauge", "histogram"}
@@ -289,5 +290,25 @@ def test_batches_of_all_relays_are_added_up() -> None:
         assert world.total("weir_batch_calls") == 4
         jobs = {labels["status"]: value for name, labels, value in world.samples() if name == "weir_batch_jobs"}
         assert jobs == {"in_progress": 1, "failed": 0}
+
+    play(scene)
+
+
+def test_the_loop_reads_thousands_of_tenants_and_a_thread_writes_them_as_they_were() -> None:
+    def scene(world: World) -> None:
+        tenants = world.metrics.counts.tenants
+        tenants |= {(f"t{number}", outcome): [1, 0] for number in range(2000) for outcome in (Outcome.OK, Outcome.SHED)}
+        reading, writing = list[float](), list[float]()
+        for _ in range(3):
+            began = time.thread_time()
+            write = world.metrics.exposition()
+            read = time.thread_time()
+            world.metrics.observe(record(tenant="new"))
+            text = write()
+            reading.append(read - began)
+            writing.append(time.thread_time() - read)
+            assert text.count(b'weir_tenant_requests_total{outcome="ok"') == 2000
+            del tenants["new", Outcome.OK]
+        assert min(reading) < min(writing) / 5
 
     play(scene)

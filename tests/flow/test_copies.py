@@ -94,7 +94,7 @@ async def test_a_full_model_wakes_a_second_engine_which_sleeps_again_once_it_idl
         assert wish.wait.seconds > wish.ready_in + 2.0 > 2.0
         answers = await hot
         assert ends(answers)["served"] >= 75, ends(answers)
-        metrics = callers.gateway.metrics.exposition().decode()
+        metrics = callers.gateway.metrics.exposition()().decode()
         assert 'weir_copies_total{reason="waiting",result="woken"} 1.0' in metrics
         assert counted(site, "copy") == {"m-2": 1}
         lines = [line for _, line in callers.log if line.startswith("m: ")]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -31,8 +32,18 @@ WAITS = {
 }
 
 
-class Metrics(Collector):
-    """Counts records, and reads fleet, queues and connections at each scrape. `exposition` is the body of /metrics.
+class Scrape(Collector):
+    """Families as they were read at one scrape."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class Metrics:
+    """Counts records, and reads fleet, queues and connections at each scrape.
 
     `counted` gives the totals of this process, `relays` those of relays that are processes of their own, `more` the
     families that other modules count.
@@ -56,15 +67,15 @@ class Metrics(Collector):
         self.counts = CallCounts(self._known)
         self.observe = self.counts.observe  # one ended call
         self._relays = relays
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def _known(self, model: str) -> bool:
         """Whether an engine or a sidecar has the model: a label must not be a client's invention."""
         return bool(self._dispatch.fleet.serving(model)) or self._dispatch.sidecars.models.knows(model)
 
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+    def exposition(self) -> Callable[[], bytes]:
+        """Read all numbers now. What is returned writes them as the body of /metrics, for which any thread may call it:
+        with thousands of tenants that takes tenths of a second."""
+        return partial(generate_latest, Scrape(list(self.collect())))
 
     def outcomes(self) -> dict[str, int]:
         """Calls ended so far, by outcome."""
