@@ -39,7 +39,7 @@ STAGE_WORDS: dict[Stage, str] = {
 READ = 1000  # characters of a line; what follows is not looked at
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # Numbers, times, addresses, ids, names of workers and files: whatever has a digit in it.
-_VARIES = re.compile(r"\S*\d\S*")
+_VARIES = re.compile(r"(?<!\S)\S*\d\S*")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _COUNT = re.compile(
     r"(?<![\w/.:-])(\d+(?:\.\d+)?)([kKMGT]?)(?:i?B)?/(\d+(?:\.\d+)?)([kKMGT]?)(?:i?B)?(?![\w/.:-])",

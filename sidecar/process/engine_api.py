@@ -27,8 +27,9 @@ Kind = Literal["refused", "lost", "timeout", "status", "garbage"]
 QUICK = 5.0  # seconds for what the API server answers by itself
 LIVENESS = 10.0  # seconds for what needs EngineCore
 GENERATE = 300.0  # seconds for one warm-up request: the first may compile
-SLEEP = 120.0  # seconds, what still runs included
-WAKE = 600.0  # seconds, for all steps: level 2 reads the weights again
+# Seconds to fall asleep or to wake: whoever orders that bounds it by what is expected, which may be hours where level 2
+# reads the weights again.
+STEP = 6 * 3600.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between two looks at what is not so yet
 METRICS_LIMIT = 8 * 1024 * 1024  # bytes; about 50 KiB, times data-parallel cores
 ANSWER_LIMIT = 1024 * 1024  # bytes of any other answer
@@ -152,7 +153,7 @@ class EngineApi:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    async def sleep(self, level: Literal[1, 2], within: float = SLEEP) -> None:
+    async def sleep(self, level: Literal[1, 2], within: float = STEP) -> None:
         """Sleep; back once it does. After `timeout` and `lost` it may yet: `gauges().sleep_state` tells (since 0.12).
 
         Before 0.17 the mode is ignored and what runs is lost or worse, so the engine must be idle.
@@ -162,7 +163,7 @@ class EngineApi:
         if done.level not in (None, level):
             raise ApiError("status", f"/sleep?level={level}: it says that it sleeps at level {done.level}")
 
-    async def wake(self, level: Literal[1, 2], within: float = WAKE) -> None:
+    async def wake(self, level: Literal[1, 2], within: float = STEP) -> None:
         """Wake from sleep of this level; an error begins with the step that failed. Can be repeated as a whole.
 
         After level 2 compare the canary: an engine whose weights are not there answers nonsense with status 200.

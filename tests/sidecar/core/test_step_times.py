@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
@@ -42,6 +44,13 @@ def test_lines_that_differ_in_numbers_are_of_one_kind() -> None:
     assert kind_of(HUNG.format(23)) == kind_of(HUNG.format(24)) != kind_of(BAR)
     assert kind_of("\x1b[32m(Worker_TP0 pid=7) loading\x1b[0m") == kind_of("(Worker_TP1 pid=8) loading") == "loading"
     assert kind_of("12:00 | 3/4 0x7f") == ""
+
+
+def test_a_long_line_without_spaces_and_digits_is_read_as_quickly_as_others() -> None:
+    began = time.process_time()
+    for _ in range(256):  # as many as the sidecar reads at once
+        assert kind_of("=" * 1000) == ""
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize(

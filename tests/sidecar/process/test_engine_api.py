@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import inspect
 import json
 import os
 import time
@@ -17,8 +18,11 @@ from typing import Literal
 import pytest
 
 from loadtest.processes import Child, free_port
+from sidecar.core.inventory import Size
+from sidecar.core.step_times import StepTimes
 from sidecar.core.vllm import Completion, steps_from
 from sidecar.process.engine_api import ANSWER_LIMIT, ApiError, EngineApi, Kind
+from sidecar.residency.sleep_steps import LATE
 from tests.sidecar.scripted import Scripted, answer, engine, play, stopped
 
 Ask = Callable[[EngineApi], Awaitable[object]]
@@ -42,6 +46,17 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     where = ["--uds", str(folder / "s")] if request.param == "unix" else ["--port", "0"]
     with engine(folder, "--speed", "10", *where) as (child, origin):
         yield child, origin
+
+
+def test_a_step_may_take_as_long_as_the_sidecar_itself_expects() -> None:
+    gib = 1 << 30
+    times = StepTimes("deepseek", "deepseek", eager=False, machine={})
+    times.seen.disk = 0.1 * gib  # the slowest of published starts
+    size = Size(weights=250 * gib, stored=642 * gib)  # a GPU of 288 GB; DeepSeek-R1
+    longest = {"sleep": times.sleep_seconds(size, 1, first=True), "wake": max(times.wake_seconds(size))}
+    for step, expected in longest.items():
+        within = inspect.signature(getattr(EngineApi, step)).parameters["within"].default
+        assert expected + LATE < within, step
 
 
 async def fails(kind: Kind, question: Awaitable[object]) -> ApiError:
