@@ -17,7 +17,7 @@ from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.control.named_files import ca_of, tokens_of
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
 from sidecar.ray import pool
-from sidecar.residency.state_file import StateFile
+from sidecar.residency.state_file import StateError, StateFile
 from sidecar.serve.operator_log import say
 
 T = TypeVar("T")
@@ -96,15 +96,15 @@ class File:
             yield
         except NoSidecar as nobody:
             hint = f"start one: sidecar serve --config {self.path}{instead}"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, StateError):
                 hint += self.left()
             raise Impossible(f"{nobody}; {hint}") from nobody
         except Rejected as said:
             raise Impossible(str(said)) from said
 
     def left(self) -> str:
-        """A word on engines that may go on without a sidecar."""
-        names = ", ".join(self.state().load().engines)
+        """A word on engines that may go on without a sidecar. Raises OSError, StateError."""
+        names = ", ".join(self.state().read().engines)
         return f" (engines it has left may still run: {names})" if names else ""
 
     def state(self) -> StateFile:

@@ -17,7 +17,7 @@ from sidecar.control.api import Stopping
 from sidecar.control.client import NoSidecar, Rejected
 from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.process.engine import VllmEngines
-from sidecar.residency.state_file import Locked, own_state
+from sidecar.residency.state_file import Locked, SavedState, StateError, own_state
 from sidecar.serve.assembly import engines_of
 from sidecar.serve.operator_log import say
 
@@ -102,12 +102,17 @@ async def _ended(file: File) -> list[str]:
     state = file.state()
     state.lock()
     try:
-        known = own_state(state.load(), state.path, say)
+        try:
+            known = own_state(state.read(), state.path, say)
+        except (OSError, StateError) as error:  # as of another user, whose next sidecar needs it
+            say(f"{state.path} is left as it is: {error}")
+            known = SavedState()
         engines = engines_of(file.config, file.folder)
         stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
         await engines.sweep(())  # what could not be taken over, and what the state file does not know
-        state.save(msgspec.structs.replace(known, engines={}))
-        await state.flush()
+        if known.engines:
+            state.save(msgspec.structs.replace(known, engines={}))
+            await state.flush()
     finally:
         state.close()
     return [name for name, was_there in zip(known.engines, stopped, strict=True) if was_there]

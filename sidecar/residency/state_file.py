@@ -142,16 +142,21 @@ class StateFile:
             self._say(f"{path}: {error.strerror}")
         self._lock = fd
 
+    def read(self) -> SavedState:
+        """The state that was saved last; empty without a file. Raises OSError, StateError."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
+        except FileNotFoundError:
+            return SavedState()
+        with open(fd, "rb") as file:
+            _trusted(os.fstat(fd))
+            return decode(file.read(MAX_BYTES + 1))
+
     def load(self) -> SavedState:
         """The state that was saved last; empty without a file, or with one that cannot be read. That one is moved
         aside, to PATH.bad, so that the next save does not destroy what a person may want to look at."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
-            with open(fd, "rb") as file:
-                _trusted(os.fstat(fd))
-                return decode(file.read(MAX_BYTES + 1))
-        except FileNotFoundError:
-            return SavedState()
+            return self.read()
         except (OSError, StateError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         aside = Path(f"{self.path}.bad")

@@ -13,6 +13,7 @@ from gateway.shared.formatting import columns, seconds
 from loadtest.processes import until
 from sidecar import cli
 from sidecar.cli import parser_for
+from sidecar.residency.state_file import SavedState, encode
 from tests.layout import loaded
 from tests.sidecar.served import MODELS, Box, box
 
@@ -81,6 +82,18 @@ def test_where_no_sidecar_runs(ran: Ran, tmp_path: Path, command: tuple[str, ...
             instead = ", or sidecar plan a --gpu 80GiB, which asks none" if command[0] == "plan" else ""
             assert (status, out) == (1, "")
             assert err == f"{nobody}; start one: sidecar serve --config {machine.file}{instead}\n"
+
+
+@pytest.mark.parametrize("command", [("status",), ("logs", "a"), ("stop", "--all")])
+def test_a_state_file_that_a_command_cannot_use_stays_for_the_next_sidecar(
+    ran: Ran, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    machine = Box(tmp_path)
+    state, data = tmp_path / "sidecar.state", encode(SavedState(off=("a",)))
+    state.write_bytes(data)
+    state.chmod(0o660)  # as little this user's as one of another user
+    ran(*command, "--config", str(machine.file))
+    assert state.read_bytes() == data
 
 
 def test_mistakes_are_one_line(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
