@@ -21,7 +21,7 @@ from sidecar.residency.state_file import Locked, SavedState, StateError, own_sta
 from sidecar.serve.assembly import engines_of
 from sidecar.serve.operator_log import say
 
-STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines
+STOP_WITHIN = 120.0  # seconds for a sidecar to end, with its engines
 POLL = 0.05  # seconds between two looks whether it has
 
 DESCRIPTION = "End a model's engine, or the sidecar."

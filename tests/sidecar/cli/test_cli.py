@@ -12,8 +12,11 @@ import pytest
 from gateway.shared.formatting import columns, seconds
 from loadtest.processes import until
 from sidecar import cli
-from sidecar.cli import parser_for
+from sidecar.cli import parser_for, stop
+from sidecar.reporting import gateway_link
+from sidecar.residency import state_file
 from sidecar.residency.state_file import SavedState, encode
+from sidecar.serve import run
 from tests.layout import loaded
 from tests.sidecar.served import MODELS, Box, box
 
@@ -180,3 +183,8 @@ def test_stop_ends_engines_with_the_sidecar_or_after_it(tmp_path: Path) -> None:
 def test_help_imports_no_command() -> None:
     table = {"gateway", "gateway.shared", "gateway.shared.command_line"}
     assert loaded("--help", program="sidecar") == table | {"sidecar", "sidecar.cli"}
+
+
+def test_stop_waits_as_long_as_a_sidecar_may_take_to_end() -> None:
+    calls_and_engines, last_words = run.DRAIN_WITHIN + run.CLOSE_WITHIN, state_file.LATE + gateway_link.LAST_WITHIN
+    assert calls_and_engines + last_words < stop.STOP_WITHIN
