@@ -186,7 +186,7 @@ class Dispatch:
             if traffic is not None:
                 engines = self.fleet.answering(model)
                 traffic.step(engines, now)
-                traffic.scale(engines, self.queues[model].total_tokens, now)
+                traffic.scale(engines, self.queues[model].tokens_for_room, now)
                 if self.queues[model]:
                     self.waiting.pump(model, self.queues[model])
         self.waiting.pump_unserved()
@@ -326,7 +326,7 @@ class Estimates(msgspec.Struct, eq=False):
         now, fleet, queues = self._clock(), self._control.fleet, self._control.queues
         outside = self._control.rules.outside
         return {
-            model: traffic.scale(fleet.answering(model), queues[model].total_tokens, now)
+            model: traffic.scale(fleet.answering(model), queues[model].tokens_for_room, now)
             for model, traffic in self._control.traffic.items()
             if model not in outside
         }

@@ -113,7 +113,7 @@ class WaitingCalls:
     def _refusal(self, call: Call, why: Refuse, now: float) -> Refused:
         """Return the call's refusal, with a booking if its reason has one."""
         due_in = None
-        if why.reason in WANT_OF_ROOM:
+        if why.reason in WANT_OF_ROOM and self._control.workload.may_run(call.class_name):
             self._control.workload.open(call.model, now)[1].scaling.refused += call.cost
         if why.reason in KEPT:
             queues, traffic = self._control.workload.open(call.model, now)

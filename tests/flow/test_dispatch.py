@@ -139,6 +139,53 @@ def test_many_engines_are_gone_through_once_however_many_calls_wait(monkeypatch:
     virtual(scenario, engines=300)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_calls_that_wait_for_their_classs_own_bound_make_no_other_late(strict: bool) -> None:
+    """`batch` runs one call at a time, and the engine has room: nobody else waits, and no engine more is wanted."""
+    classes = {
+        "batch": TrafficClass(max_queue=30, max_concurrency=1, strict=strict),
+        "default": TrafficClass(weight=8),
+    }
+
+    async def scenario(world: World) -> None:
+        bounded = []
+        for second in range(150):
+            for _ in range(1 if second else 31):
+                bounded.append(asyncio.create_task(world.use(world.call(400, "batch", within=1e6), 20.0)))
+                await asyncio.sleep(0)
+            call = world.call(100, "default")
+            call.ttft_by = call.arrived + 2.0
+            await world.use(call, 0.5)
+            assert (world.loop.time() - call.arrived, call.predicted_wait) == (pytest.approx(0.5), 0.0)
+            await asyncio.sleep(0.5)
+        assert world.dispatch.estimates.engines_wanted() == {"m": 1}
+        ended = await asyncio.gather(*bounded, return_exceptions=True)
+        assert sum([isinstance(each, Refused) for each in ended]) > 100, "its queue is full"
+
+    virtual(scenario, policy=Policy(classes=classes), capacity=1000)
+
+
+def test_calls_that_fill_gaps_make_no_other_late() -> None:
+    """After a burst `batch` waits until the most that others held is forgotten: meanwhile the engine has room."""
+    classes = {"default": TrafficClass(weight=4), "batch": TrafficClass(max_queue=100, headroom=0.5)}
+
+    async def scenario(world: World) -> None:
+        long = asyncio.create_task(world.use(world.call(100, "default"), 60.0))
+        await asyncio.gather(*[world.use(world.call(400, "default"), 5.0) for _ in range(20)])
+        filling = [asyncio.create_task(world.use(world.call(400, "batch", within=1e6), 20.0)) for _ in range(60)]
+        await asyncio.sleep(0)
+        assert len(world.dispatch.queues["m"]) == 60
+        for _ in range(50):
+            call = world.call(100, "default")
+            call.ttft_by = call.arrived + 2.0
+            await world.use(call, 0.5)
+            assert (world.loop.time() - call.arrived, call.predicted_wait) == (pytest.approx(0.5), 0.0)
+            await asyncio.sleep(0.5)
+        await asyncio.gather(long, *filling)
+
+    virtual(scenario, policy=Policy(classes=classes), capacity=10_000)
+
+
 def test_waiting_calls_go_in_order_of_arrival() -> None:
     async def scenario(world: World) -> None:
         order: list[int] = []

@@ -27,7 +27,7 @@ its class has: no newcomer can take them, and no more important call can push it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from itertools import count, islice, takewhile
 
 from gateway.core.admission.fairness import ClassQueue, turns_before
@@ -46,10 +46,17 @@ LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 class Queues:
     """The waiting calls of one model. Not empty means every later arrival of its class waits too.
 
-    `classes` are in order of importance; `weights` are tenants' shares within a class, 1 where absent.
+    `classes` are in order of importance; `weights` are tenants' shares within a class, 1 where absent. `paused` gives
+    the classes that may not start a call whatever room there is.
     """
 
-    def __init__(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float] = {}) -> None:
+    def __init__(
+        self,
+        classes: Mapping[str, TrafficClass],
+        weights: Mapping[str, float] = {},
+        paused: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._paused = paused
         self._by_class: dict[str, ClassQueue] = {}
         self._length = 0
         self._sequence = count(1)
@@ -73,6 +80,7 @@ class Queues:
             band += settings.strict
         self._floors = [0.0] * (band + 1)
         self._places = sum([settings.max_queue for settings in classes.values()])
+        self._fillers = frozenset([name for name, settings in classes.items() if settings.headroom])
         for queue in old.values():
             for ticket in queue.tickets:
                 ticket.call.class_name = DEFAULT
@@ -114,6 +122,12 @@ class Queues:
     def total_tokens(self) -> int:
         return sum(queue.tokens for queue in self._by_class.values())
 
+    @property
+    def tokens_for_room(self) -> int:
+        """Tokens of all calls that more room would let start: those of paused classes wait for their own."""
+        paused = self._paused()
+        return sum([queue.tokens for name, queue in self._by_class.items() if name not in paused])
+
     # -- coming and going ---------------------------------------------------------------------------------------
 
     def push(self, ticket: Ticket, *, front: bool = False) -> None:
@@ -139,7 +153,13 @@ class Queues:
         return self._floors[band]
 
     def _waiting(self, band: int) -> list[float]:
-        return [queue.served for queue in self._by_class.values() if queue.tickets and queue.band == band]
+        """Counters of those that wait for their turn; one that makes way falls behind, and is nobody's measure."""
+        making_way = self._making_way
+        return [
+            queue.served
+            for name, queue in self._by_class.items()
+            if queue.tickets and queue.band == band and name not in making_way
+        ]
 
     def pop(self, fits: Callable[[Ticket], bool], now: float, paused: Container[str] = ()) -> Ticket | None:
         """The next ticket in order for which `fits` holds, removed and accounted; None if none may go now.
@@ -237,34 +257,47 @@ class Queues:
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
+    @property
+    def _making_way(self) -> Container[str]:
+        """Classes whose calls wait for something else than their turn: for gaps that they may fill (headroom), or for
+        calls of their own to end (paused). They hold nobody up."""
+        return self._fillers.union(self._paused())
+
     def own_ahead(self, call: Call, ticket: Ticket | None = None) -> tuple[float, float]:
         """Tokens of the call's class that go before the call, and the class's share by weight among the classes that
         wait. The share is 0 behind a waiting strict class."""
-        own = self._by_class[call.class_name]
+        own, making_way = self._by_class[call.class_name], self._making_way
         weights = own.weight
-        for queue in self._by_class.values():
-            if queue.tickets and queue is not own:
+        for name, queue in self._by_class.items():
+            if queue.tickets and queue is not own and name not in making_way:
                 if queue.band < own.band:
                     return own.ahead(call, ticket), 0.0
                 weights += queue.weight if queue.band == own.band else 0.0
         return own.ahead(call, ticket), own.weight / weights
 
     def passing(self, class_name: str) -> list[str]:
-        """The other classes without a waiting call: their calls are served as they come."""
-        return [name for name, queue in self._by_class.items() if not queue.tickets and name != class_name]
+        """The other classes without a call that waits for its turn: they are served what comes, or what they may."""
+        making_way = self._making_way
+        return [
+            name
+            for name, queue in self._by_class.items()
+            if name != class_name and (name in making_way or not queue.tickets)
+        ]
 
     def ahead(self, class_name: str, own: float) -> float:
         """Tokens that go before what has `own` tokens of its class before it, by the order above, if nobody else came.
 
-        Earlier bands whole; of its band what gets its turn meanwhile; later bands nothing. Starving heads are not
-        foreseen.
+        Earlier bands whole; of its band what gets its turn meanwhile; later bands and classes that make way nothing.
+        Starving heads are not foreseen.
         """
-        queue = self._by_class[class_name]
+        queue, making_way = self._by_class[class_name], self._making_way
         start = (queue.served if queue.tickets else max(queue.served, self._level(queue.band))) + own / queue.weight
         tokens, ties = own, True  # equal counters: the more important class goes first
-        for other in self._by_class.values():
+        for name, other in self._by_class.items():
             if other is queue:
                 ties = False
+            elif name in making_way:
+                continue
             elif other.band < queue.band:
                 tokens += other.tokens
             elif other.band == queue.band and other.tickets:

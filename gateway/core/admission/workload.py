@@ -48,7 +48,7 @@ class Workload:
         queues = self.queues.get(model)
         if queues is None:
             policy = self._rules.policy
-            return Queues(policy.classes, self._rules.weights), ModelTraffic(policy, now)
+            return Queues(policy.classes, self._rules.weights, self.paused), ModelTraffic(policy, now)
         return queues, self.traffic[model]
 
     def may_run(self, class_name: str) -> bool:

@@ -155,6 +155,16 @@ def test_a_paused_class_is_left_out_and_holds_nobody_up() -> None:
     assert len(queues) == 1
 
 
+def test_a_class_that_comes_back_is_not_ahead_by_what_a_paused_one_was_not_served() -> None:
+    queues = Queues(dict.fromkeys(CLASSES, TrafficClass()), paused=lambda: {"batch"})
+    pushed(queues, ticket("batch"), *(ticket("interactive") for _ in range(20)))
+    for _ in range(10):
+        queues.pop(yes, 0.0, {"batch"})
+    pushed(queues, *(ticket("default") for _ in range(5)))
+    went = [queues.pop(yes, 0.0, {"batch"}) for _ in range(6)]
+    assert Counter(each.call.class_name for each in went if each) == {"interactive": 3, "default": 3}
+
+
 def test_a_strict_class_goes_before_all_after_it() -> None:
     classes = {
         "first": TrafficClass(strict=True, weight=0.01),
