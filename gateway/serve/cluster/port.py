@@ -22,7 +22,7 @@ from gateway.decider.relays.elsewhere import channel_from
 from gateway.decider.relays.hub import ELSEWHERE
 from gateway.decider.relays.totals import lives
 from gateway.frames.channel import Channel
-from gateway.frames.entrance import ClusterToken, Entrance, Proof, Unwanted
+from gateway.frames.entrance import WITHIN, ClusterToken, Entrance, Proof, Unwanted
 from gateway.frames.messages import VERSION, RelayCounts
 from gateway.frames.visitors import Visitors
 from gateway.relay.wire.server import address_of
@@ -137,11 +137,13 @@ class ClusterPort:
         loop = asyncio.get_running_loop()
         host, port = split_address(self._listen)
         secure = None if self._certificate is None else self._certificate.context(Path.read_bytes)
-        self._secure = secure
+        self._secure, shaken = secure, None if secure is None else WITHIN
         until = self._clock() + (RELEASED_WITHIN if self._place.inherited.taken is not None else 0.0)
         while self._entrance is None:
             try:
-                self._entrance = await loop.create_server(self._visitor, host, port, ssl=secure, reuse_address=True)
+                self._entrance = await loop.create_server(
+                    self._visitor, host, port, ssl=secure, ssl_handshake_timeout=shaken, reuse_address=True
+                )
             except OSError as error:
                 if self._clock() >= until:
                     raise StartError(f"cluster.listen {self._listen}: {error.strerror or error}") from error
@@ -157,20 +159,19 @@ class ClusterPort:
         self._beats.tell(READY)
 
     def apply(self, configuration: Configuration) -> None:
+        """As MachinePort's. The store's password counts at the next start. Raises OSError too."""
         if configuration.policy.cluster != self._policy:
             raise ApplyError(OTHER_CLUSTER)
-        self._gateway.apply(configuration)
-        self._renew(configuration.cluster)
-        self._leadership.apply(configuration)
-
-    def _renew(self, files: ClusterFiles | None) -> None:
-        """Go by what the files of the cluster hold now; the store's password counts at the next start."""
+        files = configuration.cluster
         assert files is not None  # noqa: S101 # the policy has a cluster
+        trust = None if files.trust is None else files.trust.context()
+        if self._certificate is not None and self._secure is not None:
+            self._certificate.renew(self._secure)  # before all else, as it may fail
+        self._gateway.apply(configuration)
         self._token.renew(files.tokens)
         self._store.fingerprints = self._token.fingerprints
-        self.membership.trust = None if files.trust is None else files.trust.context()
-        if self._certificate is not None and self._secure is not None:
-            self._certificate.renew(self._secure)
+        self.membership.trust = trust
+        self._leadership.apply(configuration)
 
     async def take_over(self, taken: Predecessor) -> None:
         same_member(taken, self._member)
