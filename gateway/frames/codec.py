@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.frames.messages import FromDecider, FromRelay, Message
 
-MOST_FROM_RELAY = 4 * 1024**2  # bytes of a frame; a call is 5 KB at most
+MOST_FROM_RELAY = 64 * 1024**2  # bytes of a frame; a relay's counts have 300 of each route, class, model and outcome
 MOST_FROM_DECIDER = 64 * 1024**2  # a policy may have 100,000 keys
 FULL = 128 * 1024  # bytes after which the next message begins another frame: of fewer than 65,536, none under 3 bytes
 

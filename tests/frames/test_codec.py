@@ -11,10 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.call_counts import CallCounts
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
 from gateway.frames.codec import FULL, MOST_FROM_RELAY, FrameError, FrameWriter, from_decider, from_relay
-from gateway.frames.messages import AllHeld, AttemptFailed, CallEnd, FirstByte, FromDecider, FromRelay, Hello, WaitAsk
+from gateway.frames.messages import (
+    AllHeld,
+    AttemptFailed,
+    CallEnd,
+    FirstByte,
+    FromDecider,
+    FromRelay,
+    Hello,
+    RelayCounts,
+    WaitAsk,
+)
 
 NUMBERS = st.integers(0, 2**53)
 MESSAGES = st.one_of(
@@ -65,6 +77,18 @@ def test_messages_that_are_many_fill_several_frames() -> None:
     frames = list(from_relay().feed(data))
     assert [message] * 1000 == [each for frame in frames for each in frame]
     assert len(frames) == 1000 * 1000 // FULL + 1
+
+
+def test_the_counts_of_a_relay_are_taken_however_many_models_and_tenants_there_are() -> None:
+    """A decider that refused them would cut their relay off for good, since it tells them whenever it connects."""
+    counts = CallCounts()
+    for outcome in Outcome:
+        for number in range(1000):
+            record = Record(request_id="", route="/v1/chat/completions", model=f"adapter-{number:040}", engine="e")
+            record.tenant, record.class_name, record.outcome = f"tenant-{number}", "interactive", outcome
+            counts.observe(record)
+    told = RelayCounts(counts.told(), counts.calls, 0, 0, {}, {}, {}, 0, 0, 0)
+    assert list(from_relay().feed(written(told))) == [[told]]
 
 
 def test_nothing_is_written_of_nothing() -> None:
