@@ -81,7 +81,7 @@ class Dispatch:
         self.routes = ModelRoutes(control, clock)
         self.routes.moves = self.waiting.moves
         self.routes.decides = lambda now: now < self.lease_until
-        self.holds: dict[Hold, Call] = {}  # of all grants
+        self.holds: dict[Hold, LocalGrant] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
 
     @property
@@ -262,18 +262,23 @@ class Dispatch:
         self.control.workload.open(call.model, self.clock())
         self.running.setdefault(call.class_name, 0)
         grant = LocalGrant(self, call, choice, taken_at, None)
-        if self.control.money.meters.price is not None and not choice.engine.provider:
+        priced = self.control.money.meters.price is not None and not choice.engine.provider
+        if priced and self.successor is None:  # else it is paid for there
             grant.share(self.clock())
         if first_byte:
             grant.began(first_byte)
         return grant
 
     def hand_over(self) -> None:
-        """Tell the successor of all that is held, and have it asked for what waits, in the order of arrival."""
+        """Tell the successor of all that is held, and have it asked for what waits, in the order of arrival. What calls
+        have cost so far is counted here, the rest there."""
         successor = self.successor
         assert successor is not None  # noqa: S101 # it was set before
-        for hold, call in self.holds.items():
-            successor.holds(call, hold)
+        now = self.clock()
+        for hold, grant in self.holds.items():
+            successor.holds(grant.call, hold)
+            if grant.spending is not None:
+                grant.spending.end(now)
         self.waiting.hand_over(successor)
 
     def left_over(self) -> dict[str, object]:

@@ -54,7 +54,7 @@ class LocalGrant:
         self.expected = choice.ttft
         if engine.adapters is not None:
             engine.adapters.used(call.model)
-        dispatch.holds[hold] = call
+        dispatch.holds[hold] = self
         self.probe = engine.breaker.sent(now)
         self.ending = NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
@@ -167,6 +167,8 @@ class LocalGrant:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
         if self.spending is not None:
             self.spending.usage = (prompt_tokens, cached_tokens or 0, completion_tokens)
+        if self._dispatch.successor is not None:
+            self._dispatch.successor.finished(self.hold, now, prompt_tokens, completion_tokens, cached_tokens)
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.tells else self.hold.taken_at + self.expected
         self.engine.speed.learn_tpot(tokens, now - began, timed=self.tells)
@@ -175,6 +177,8 @@ class LocalGrant:
     def wrote(self, tokens: int) -> None:
         if self.spending is not None:
             self.spending.tokens = tokens
+        if self._dispatch.successor is not None:
+            self._dispatch.successor.wrote(self.hold, tokens)
 
     def _correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         queues, witness = self._dispatch.queues[self.call.model], self._dispatch.witness

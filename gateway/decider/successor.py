@@ -22,6 +22,14 @@ class Successor(Protocol):
     def began(self, hold: Hold, now: float) -> None:
         """The engine has read the prompt."""
 
+    def finished(
+        self, hold: Hold, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None
+    ) -> None:
+        """The call has used these tokens, as its engine has counted them; see Grant.finished."""
+
+    def wrote(self, hold: Hold, tokens: int) -> None:
+        """The call has used so many tokens; see Grant.wrote."""
+
     def released(self, hold: Hold) -> None:
         """The hold came back."""
 

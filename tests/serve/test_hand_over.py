@@ -22,6 +22,8 @@ import uvloop
 from starlette.applications import Starlette
 
 from gateway.cli import parser_for
+from gateway.core.money.tariff import MICRO
+from gateway.core.policy.file import decode
 from gateway.decider.loading import Configuration
 from gateway.frames.messages import VERSION
 from gateway.serve import ending as endings
@@ -39,6 +41,7 @@ from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import Asking, until
 
 NOBODY = 65534  # a user
+PRICED = "engines_price: 3600/hour\nstorage: kept\n"  # one a second
 ENGINES = ["http://127.0.0.1:9"]  # nobody sends it anything
 
 
@@ -62,8 +65,8 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def side(sockets: InheritedSockets | None = None) -> AsyncIterator[Side]:
-    async with gateway_over(ENGINES) as gateway:
+async def side(sockets: InheritedSockets | None = None, policy: str = "") -> AsyncIterator[Side]:
+    async with gateway_over(ENGINES, decode(policy.encode())) as gateway:
         made = Side(gateway, sockets or InheritedSockets())
         try:
             yield made
@@ -80,9 +83,9 @@ def close(sockets: InheritedSockets) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(path: Path) -> AsyncIterator[tuple[Side, asyncio.Task[None]]]:
+async def running(path: Path, policy: str = "") -> AsyncIterator[tuple[Side, asyncio.Task[None]]]:
     """A gateway that can be taken over at `path`, and the task that ends with it."""
-    async with side() as old, AsyncExitStack() as stack:
+    async with side(policy=policy) as old, AsyncExitStack() as stack:
         await old.control.start()
         sender = listen_for_successor(path, old.port, old.control, stack, None)
         signals: Any = Signals()
@@ -153,6 +156,44 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
                 assert old.engine.ledger.held == 0
                 await ending
                 await old.port.aclose()
+
+    run(scenario)
+
+
+def test_what_a_call_uses_is_counted_once_whether_it_ran_or_waited_at_the_hand_over(path: Path) -> None:
+    async def scenario() -> None:
+        async with running(path, PRICED) as (old, ending):
+            made: Any = old
+            calls = [Asking(made, made.gateway.decider, str(number)) for number in range(3)]  # two run, one waits
+            for each in calls[:2]:
+                await each.granted.wait()
+            began = old.gateway.clock()
+            await asyncio.sleep(0.2)
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            async with side(sockets, PRICED) as new:
+                await new.port.take_over(sockets.taken)
+                for each, tokens in zip(calls, (10, 20, 30), strict=True):
+                    await each.granted.wait()
+                    assert each.grant is not None
+                    if tokens == 20:
+                        each.grant.wrote(400 + tokens)
+                    else:
+                        each.grant.finished(old.gateway.clock(), 400, tokens, None)
+                    await asyncio.sleep(0.1)
+                    await each.end()
+                await until(lambda: new.engine.ledger.held == 0)
+                book, passed = new.gateway.limits, new.gateway.clock() - began
+                ((before, none),), ((after, tokens),) = (
+                    each.gateway.limits.money.totals.values() for each in (old, new)
+                )
+                assert (none, tokens) == (0, 1260)
+                assert 0.4 <= (before + after) / MICRO <= passed
+                assert [each.tokens for each in book.quotas.states()] == [1260, 1260]
+                assert not any(window.reserved for window in book.quotas)
+                await ending
+                await old.port.aclose()
+                assert sum(micro for micro, _ in old.gateway.limits.money.totals.values()) == before, "kept is kept"
 
     run(scenario)
 

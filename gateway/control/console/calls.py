@@ -53,7 +53,8 @@ def _beside(model: str, since: float, ended: EndedCalls, dispatch: Dispatch) -> 
     for at, record in ended.since(since):
         if record.model == model:
             yield beside_of(at, record)
-    for hold, call in dispatch.holds.items():
+    for hold, grant in dispatch.holds.items():
+        call = grant.call
         if call.model == model:
             yield Beside(call.tenant, call.class_name, call.arrived, hold.taken_at, None, hold.tokens)
     for ticket in dispatch.queues.get(model, ()):

@@ -148,7 +148,8 @@ class ConsoleReading:
             for ticket in queues:
                 yield Open(ticket.call.class_name, ticket.call.arrived, None)
         first: dict[int, Hold] = {}  # a call that is hedged has two
-        for hold, call in dispatch.holds.items():
+        for hold, grant in dispatch.holds.items():
+            call = grant.call
             if first.setdefault(id(call), hold) is hold and call.tenant != MIRROR:
                 yield Open(call.class_name, call.arrived, hold.taken_at)
 
@@ -176,8 +177,8 @@ class ConsoleReading:
     def _room(self) -> dict[str, Counter[str]]:
         """Tokens of KV cache that are held, by model and class."""
         room: dict[str, Counter[str]] = {}
-        for hold, call in self._dispatch.holds.items():
-            room.setdefault(call.model, Counter())[call.class_name] += hold.tokens
+        for hold, grant in self._dispatch.holds.items():
+            room.setdefault(grant.call.model, Counter())[grant.call.class_name] += hold.tokens
         return room
 
     def _state(self, model: ModelView, room: Mapping[str, int]) -> ModelState:

@@ -73,6 +73,10 @@ class RemoteGrant:
     def wrote(self, tokens: int) -> None:
         self._asked.end.wrote = tokens
 
+    def settle(self, tokens: int) -> None:
+        """Charge its call, which has no admission, so many tokens."""
+        self._asked.end.tokens = max(0, tokens)
+
     def prefilled(self, now: float, failure: str, message: str, reason: str) -> None:
         self.terms.elsewhere = None  # a new decider takes over no hold there
         self._asked.tell(frames.Prefilled, now, failure, message, reason)

@@ -71,6 +71,20 @@ class OutgoingCalls:
         if grant is not None:
             grant.first_byte(now)
 
+    def finished(
+        self, hold: Hold, now: float, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None
+    ) -> None:
+        grant = self._grants.get(hold)
+        if grant is not None:
+            grant.finished(now, prompt_tokens, completion_tokens, cached_tokens)
+            grant.settle(prompt_tokens + completion_tokens)
+
+    def wrote(self, hold: Hold, tokens: int) -> None:
+        grant = self._grants.get(hold)
+        if grant is not None:
+            grant.wrote(tokens)
+            grant.settle(tokens)
+
     def released(self, hold: Hold) -> None:
         grant = self._grants.pop(hold, None)
         if grant is not None:
