@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from gateway.shared.command_line import Impossible, Mistake
-from gateway.shared.files.checked import UNREAD
+from gateway.shared.files.checked import UNREAD, Unread, needed
 from gateway.shared.files.plain_file import open_plain
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.control.named_files import ca_of, tokens_of
@@ -24,14 +24,16 @@ T = TypeVar("T")
 
 
 def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
-    """Read and judge a sidecar's file. `to_ask`: require only `listen` and `token_file`, because mistakes elsewhere
-    must not keep an operator from asking a sidecar that runs with an earlier version of the file. Raises Mistake."""
+    """Read and judge a sidecar's file. `to_ask`: require only `listen` and the files of tokens, because mistakes
+    elsewhere must not keep an operator from asking a sidecar that runs with an earlier version of the file. Raises
+    Mistake."""
     try:
         reading = read_config(_read(path, MAX_BYTES + 1), str(path))
         config = reading.value
-        readable = config.listen is not UNREAD and config.token_file is not UNREAD
-        if to_ask and readable:
-            return config
+        if to_ask:
+            with contextlib.suppress(Unread):
+                needed(config.listen, config.token_file, config.order_token_file)
+                return config
         return reading.good()
     except InvalidFile as error:
         raise Mistake(str(error)) from error
@@ -61,7 +63,7 @@ class File:
         self.folder = self.path.absolute().parent
         self.config = checked(self.path, to_ask=to_ask)
         self.tokens = tokens_of(self.config, self.path)
-        self.ca = ca_of(self.config, self.path)
+        self.ca = None if to_ask else ca_of(self.config, self.path)
         self.client = ControlClient(self.config, self.tokens.order)
 
     def report_to(self, gateway: str) -> None:
@@ -104,7 +106,7 @@ class File:
 
     def left(self) -> str:
         """A word on engines that may go on without a sidecar. Raises OSError, StateError."""
-        names = ", ".join(self.state().read().engines)
+        names = "" if self.config.state_file is UNREAD else ", ".join(self.state().read().engines)
         return f" (engines it has left may still run: {names})" if names else ""
 
     def state(self) -> StateFile:

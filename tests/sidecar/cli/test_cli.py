@@ -99,6 +99,21 @@ def test_a_state_file_that_a_command_cannot_use_stays_for_the_next_sidecar(
     assert state.read_bytes() == data
 
 
+@pytest.mark.parametrize("field", ["ca_file: [1]", "ca_file: gone.pem", "state_file: [1]", "gateways: 7"])
+def test_status_asks_whatever_else_is_wrong_with_the_file(ran: Ran, tmp_path: Path, field: str) -> None:
+    machine = Box(tmp_path)
+    machine.file.write_text(f"{machine.file.read_text()}\n{field}\n")
+    status, _, err = ran("status", "--config", str(machine.file))
+    assert (status, err.startswith(f"sidecar: no sidecar answers at {machine.listen}; ")) == (1, True), err
+
+
+def test_status_needs_the_token_that_it_shows(ran: Ran, tmp_path: Path) -> None:
+    machine = Box(tmp_path)
+    machine.file.write_text(f"{machine.file.read_text()}\norder_token_file: [1]\n")
+    status, _, err = ran("status", "--config", str(machine.file))
+    assert (status, "order_token_file" in err) == (2, True), err
+
+
 def test_mistakes_are_one_line(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ran("status") == (2, "", "sidecar: sidecar.yaml: No such file or directory\n")
