@@ -209,13 +209,13 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
     def _profile(self, request: Request) -> str:
         asked: str = request.path_params["profile"]
-        reports = self.manager.models()
-        profiles = [report.profile for report in reports]
-        if asked in profiles:
+        models = self.manager.entries  # a report of them all would plan for each
+        if asked in models:
             return asked
-        named = [report.profile for report in reports if asked in (*report.served, *report.aliases)]
-        close = named or difflib.get_close_matches(asked[:80], profiles, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"Its profiles are {', '.join(profiles[:20])}."
+        profiles = {name: model.profile for name, model in models.items()}
+        named = [name for name, each in profiles.items() if asked in (each.served_name, *each.aliases, *each.adapters)]
+        close = named or difflib.get_close_matches(asked[:80], models, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"Its profiles are {', '.join([*models][:20])}."
         raise _Bad(error(404, "profile_not_found", f"There is no profile {asked[:80]!r}. {hint}"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,19 @@ def test_what_there_is_to_see(tmp_path: Path) -> None:
         assert (await door.ask("GET", "/metrics")).headers["content-type"].startswith("text/plain; version=0.0.4")
 
     play(tmp_path, scene)
+
+
+def test_what_is_asked_of_one_model_costs_no_plan_of_all_others(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        began = time.process_time()
+        door.manager.models()
+        of_all, began = time.process_time() - began, time.process_time()
+        for _ in range(20):
+            assert (await door.ask("GET", "/models/m7/logs")).status_code == 200
+        assert time.process_time() - began < 10 * of_all, "20 times as much before"
+
+    models = "".join(f"  m{number}: {{model_path: /m/m}}\n" for number in range(250))
+    play(tmp_path, scene, text=f"engine: {{simulated: h100-8b}}\nmodels:\n{models}")
 
 
 def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
