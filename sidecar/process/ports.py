@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sidecar.core.addresses import LONGEST_SOCKET, LOOPBACK
 
+CONNECTIONS = Path("/proc/net/tcp")  # every TCP socket of this network namespace, its local address the second field
 BOUND = Path("/proc/net/unix")  # every bound unix socket of this network namespace, the path its last field
 
 
@@ -26,22 +27,33 @@ def free_port(ports: Iterable[int], *, taken: Collection[int] = ()) -> int:
     """The first of `ports` of LOOPBACK on which a server can start now. Raises AddressTaken.
 
     Asked for without SO_REUSEADDR, on purpose: vLLM binds with it minutes before it listens, and until then a bind
-    that has it too would succeed.
+    that has it too would succeed. Where none is free so, it is asked for with it where connections linger: those that
+    an engine has closed last for a minute after its end.
     """
-    refused = ""
-    for port in ports:
-        if port in taken:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError as error:
-                refused = f"; the last one: {error.strerror}"
-                continue
-            return int(probe.getsockname()[1])
+    refused, left = "", [port for port in ports if port not in taken]
+    for reused in (False, True):
+        for port in _lingering(left) if reused else left:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused)
+                try:
+                    probe.bind((LOOPBACK, port))
+                except OSError as error:
+                    refused = f"; the last one: {error.strerror}"
+                    continue
+                return int(probe.getsockname()[1])
     raise AddressTaken(
         f"no free port on {LOOPBACK} in the sidecar's pool{refused}: give it more ports, or end what is there"
     )
+
+
+def _lingering(ports: Collection[int]) -> list[int]:
+    """Those of the ports that have connections; none where the system does not tell."""
+    try:
+        local = [line.split()[1] for line in CONNECTIONS.read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    found = {int(address.rpartition(":")[2], 16) for address in local}
+    return [port for port in ports if port in found]
 
 
 def clear_socket(path: Path) -> None:

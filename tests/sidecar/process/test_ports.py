@@ -33,6 +33,26 @@ def test_a_port_that_another_has_is_passed_over(listening: bool, host: str) -> N
             free_port([busy, free], taken={free})
 
 
+def test_the_port_of_an_engine_that_has_just_ended_is_the_last_resort() -> None:
+    """Its side has closed a connection, as vLLM does, and the kernel keeps that for a minute."""
+    with socket.socket() as engine:
+        engine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        engine.bind(("127.0.0.1", 0))
+        engine.listen()
+        port, free = engine.getsockname()[1], processes.free_port()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            engine.accept()[0].close()
+            assert client.recv(1) == b""
+    assert free_port([port, free]) == free
+    assert free_port([port]) == port
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(AddressTaken):
+            free_port([port])
+
+
 def test_no_port_at_all() -> None:
     with pytest.raises(AddressTaken, match=r"no free port on 127.0.0.1 in the sidecar's pool: "):
         free_port([])
