@@ -21,7 +21,7 @@ from gateway.shared.notice import Level, Notice
 
 LOOK = 1.0  # seconds
 OVER = 60.0  # seconds without another call that ended so, after which a trouble is over
-TROUBLES = 1000  # that are told apart: tenants are many
+TROUBLES = 1000  # at once, that are told apart: tenants are many
 EVENTS = 10  # of one look at the calls
 PLACES = {"answered": 0, "refused": 1, "failed": 2}
 STATES: dict[str, tuple[str, Level]] = {
@@ -56,7 +56,8 @@ class Observer(msgspec.Struct, eq=False):
     _clock: Callable[[], float]
     began: dict[Trouble, float] = {}  # Unix seconds
     states: dict[Place, tuple[str, str, float]] = {}  # state, last error, since when (Unix seconds)
-    _seen: dict[Trouble, tuple[int, float]] = {}  # calls that ended so, and when one was found last
+    _calls: dict[Trouble, int] = {}  # that had ended so at the last comparison
+    _last: dict[Trouble, float] = {}  # when one was found last, of troubles that are not over
 
     async def run(self, count: Callable[[], Awaitable[None]]) -> None:
         """Look for as long as the gateway runs. `count` has other processes tell what they have counted."""
@@ -115,17 +116,17 @@ class Observer(msgspec.Struct, eq=False):
 
     def _compare(self, now: float, counts: CallCounts) -> list[Trouble]:
         """The troubles that have begun since the last time."""
-        begun = []
-        for trouble, (calls, _) in counts.tenants.items():
-            if kind_of(trouble[1]) not in ("refused", "failed"):
-                continue
-            before, at = self._seen.get(trouble, (0, now))
-            if calls > before and (trouble in self._seen or len(self._seen) < TROUBLES):
-                self._seen[trouble] = calls, now
-                if trouble not in self.began:
+        begun, last = [], self._last
+        before, self._calls = self._calls, {trouble: calls for trouble, (calls, _) in counts.tenants.items()}
+        for trouble, calls in self._calls.items():
+            if calls > before.get(trouble, 0) and kind_of(trouble[1]) in ("refused", "failed"):
+                if trouble not in last:
+                    if len(last) >= TROUBLES:
+                        continue
                     begun.append(trouble)
-            elif trouble in self.began and now - at > OVER:
-                del self.began[trouble]
+                last[trouble] = now
+        for trouble in [trouble for trouble, at in last.items() if now - at > OVER]:
+            del last[trouble], self.began[trouble]
         if begun:
             first = dict.fromkeys(begun, now)
             for at, record in self._ended.since(now - STEP - LOOK):

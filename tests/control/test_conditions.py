@@ -21,7 +21,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.metrics.families import route_families
-from gateway.decider.observer import Observer
+from gateway.decider.observer import OVER, TROUBLES, Observer
 from gateway.shared.files.file_status import FileStatus
 from tests.control.parts import Parts, play
 
@@ -177,6 +177,25 @@ def test_the_observer_notes_when_a_trouble_began_and_that_it_is_over() -> None:
         now[0] = 1100.0
         observer.close()
         assert key not in observer.began
+
+    play(scene)
+
+
+def test_troubles_that_are_over_make_room_for_those_of_other_tenants() -> None:
+    async def scene(parts: Parts) -> None:
+        now, counts = [1000.0], CallCounts()
+        observer = Observer(History(), parts.fleet, parts.dispatch, lambda: counts, EndedCalls(), lambda: now[0])
+        for number in (*range(TROUBLES + 1), TROUBLES + 2):
+            if number == TROUBLES + 2:
+                observer.close()
+                assert len(observer.began) == TROUBLES
+                now[0] += 2 * OVER
+                observer.close()
+                assert observer.began == {}
+            counts.tenants[f"t{number}", Outcome.UPSTREAM] = [1, 0]
+        observer.close()
+        assert list(observer.began) == [(f"t{TROUBLES + 2}", Outcome.UPSTREAM)]
+        assert observer.history.events[-1].text == f"calls of tenant t{TROUBLES + 2} fail at their engine (upstream)"
 
     play(scene)
 
