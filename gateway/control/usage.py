@@ -14,6 +14,7 @@ from gateway.core.money.engine_time import HOME
 from gateway.core.money.purse import Purse
 from gateway.core.money.tariff import MICRO
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 COLUMNS = ("tenant", "window", "start", "tokens", "provider", "model", "money")
 
 
@@ -79,8 +80,8 @@ def _money(purse: Purse, now: float) -> dict[str, object]:
 
 
 def usage_csv(history: Iterable[Used], spent: Iterable[Spent]) -> str:
-    """A line for each tenant and window, then one for each tenant, window, provider and model, with a head line. Names
-    hold nothing that a sheet would run."""
+    """A line for each tenant and window, then one for each tenant, window, provider and model, with a head line. An
+    engine's name of a model that a spreadsheet would take for a formula begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -88,5 +89,6 @@ def usage_csv(history: Iterable[Used], spent: Iterable[Spent]) -> str:
         writer.writerow((each.tenant, each.span, day_text(each.start), each.tokens, "", "", ""))
     for row in spent:
         money = f"{row.micro // MICRO}.{row.micro % MICRO:06}"
-        writer.writerow((row.tenant, row.span, day_text(row.start), row.tokens, row.provider, row.model, money))
+        model = f"'{row.model}" if row.model.startswith(FORMULA) else row.model
+        writer.writerow((row.tenant, row.span, day_text(row.start), row.tokens, row.provider, model, money))
     return text.getvalue()

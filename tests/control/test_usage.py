@@ -104,7 +104,7 @@ def test_money_by_provider_tenant_and_model() -> None:
 
 
 async def spent_at_home() -> list[Spent]:
-    return [Spent(HOME, "acme", "big", "day", 1_764_374_400, 2_100_000, 12)]
+    return [Spent(HOME, "acme", name, "day", 1_764_374_400, 2_100_000, 12) for name in ("=1+1", "big")]
 
 
 def test_money_of_own_engines_by_tenant_and_model() -> None:
@@ -123,7 +123,8 @@ def test_money_of_own_engines_by_tenant_and_model() -> None:
         ]
         assert rows == [(span, "acme", "mini", 2.1, 950) for span in ("day", "month")]
         text = (await parts.get("/usage?format=csv")).text
-        assert text.splitlines()[-1] == "acme,day,2025-11-29,12,own engines,big,2.100000"
+        lines = [f"acme,day,2025-11-29,12,own engines,{name},2.100000" for name in ("'=1+1", "big")]
+        assert text.splitlines()[-2:] == lines
         assert dict(money_entries(money, now)) == {
             "provider/own engines": {"budgets": [], "spent": [["acme", "mini", 950, 2.1]]}
         }
