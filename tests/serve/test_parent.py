@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # every one starts processes
 
 # Children that live, serve, and do nothing; `hang` in the folder of a relay's number ends its signs of life.
 PROGRAM = """
-import os, select, signal, socket, sys, time
+import errno, os, select, signal, socket, sys, time
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
 from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
@@ -79,6 +79,12 @@ def body(place):
     tell(name, "ends")
     return 0
 
+def fork(fork=os.fork):
+    if (folder / "no-room").exists():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = fork
 bound = socket.create_server(("127.0.0.1", 0))
 tell("port", bound.getsockname()[1])
 control = socket.create_server(("127.0.0.1", 0))
@@ -153,6 +159,18 @@ def test_who_is_killed_is_replaced_and_nobody_else(family: Family, name: str) ->
     assert family.said("was killed by signal 9: another is started")
     assert [each for each in NAMES if len(family.pids(each)) > 1] == [name]
     assert len(set(re.findall(r"\d+ (-?\d+) \[", family.child.output()))) == 1, "one key of hashes"
+
+
+@pytest.mark.parametrize("name", ["decider-0", "relay-2"])
+def test_a_machine_without_room_for_a_process_ends_nobody_else(family: Family, name: str) -> None:
+    others = {each: family.pids(each) for each in NAMES if each != name}
+    room = family.folder / "no-room"
+    room.touch()
+    os.kill(family.wait(name, 1), signal.SIGKILL)
+    assert family.said(f"no {name.partition('-')[0]} can be started: [Errno 11] Resource temporarily unavailable")
+    room.unlink()
+    family.wait(name, 2)
+    assert {each: family.pids(each) for each in others} == others
 
 
 def test_who_is_stopped_is_found(family: Family) -> None:

@@ -147,6 +147,7 @@ class Parent:
     # -- children -----------------------------------------------------------------------------------------------
 
     def _start(self, role: Role, number: int) -> None:
+        """Start a child. Raises OSError where the system has no room for it."""
         self._epoch += 1
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -176,7 +177,13 @@ class Parent:
         _tell_seats(place, True)  # clients wait for the moment that it takes
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            _tell_seats(place, False)
+            for each in (ours, theirs):
+                each.close()
+            raise
         if pid == 0:
             self._child(place, ours)
         theirs.close()
@@ -314,7 +321,11 @@ class Parent:
         for who in [who for who, at in self._due.items() if at <= now]:
             del self._due[who]
             if not self._terms:
-                self._start(*who)
+                try:
+                    self._start(*who)
+                except OSError as error:  # as of a machine that has no process or memory left: the others go on
+                    self._say(f"no {who[0]} can be started: {error}: again in {LATEST:g} s")
+                    self._due[who] = now + LATEST
 
     def _look(self) -> None:
         """Kill who has said nothing for too long."""
