@@ -18,7 +18,7 @@ from gateway.core.policy.file import read_policy
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.types import Secret
 from gateway.core.request.tenants import keys_from, with_keys
-from gateway.shared.certificate import Certificate, authorities_in
+from gateway.shared.certificate import Certificate, Contents, authorities_in
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
 from gateway.shared.files.marks import marked
@@ -34,12 +34,14 @@ NO_PYZMQ = "pyzmq, which is not installed here: pip install 'WEIR.whl[kv-events]
 
 
 class ClusterFiles(msgspec.Struct, frozen=True):
-    """The secrets of a cluster's member. `trust` and `certificate`: of TLS between members; None: there is none."""
+    """The secrets of a cluster's member. `trust` and `certificate`: of TLS between members; None: there is none.
+    `contents`: of the certificate's files."""
 
     tokens: Tokens
     password: str | None
     trust: Trust | None
     certificate: Certificate | None
+    contents: Contents = {}
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
         order_tokens=secrets.get(("fleet", "sidecars", "order_token_file"), ()),
         sidecar_trust=named.sidecar_trust,
         cache_secret=one.get(("routing", "cache_secret_file")),
-        cluster=ClusterFiles(tokens, password, named.member_trust, named.certificate) if tokens else None,
+        cluster=ClusterFiles(tokens, password, named.member_trust, *named.certificate) if tokens else None,
         jwks=named.jwks,
         tree=reading.root,
     )
@@ -112,7 +114,7 @@ class Named:
         self.secrets: dict[checked.Path, Tokens] = {}  # by the field that names the file
         self.sidecar_trust: Trust | None = None
         self.member_trust: Trust | None = None
-        self.certificate: Certificate | None = None
+        self.certificate: tuple[Certificate | None, Contents] = (None, {})
         self.jwks = b""
         self.policy: Policy | None = None  # with the keys of its keys file
         self.problems: list[checked.Problem] = []  # in other files
@@ -182,9 +184,9 @@ class Named:
         ca = yield from self._authorities(tls.ca_file, ("cluster", "tls", "ca_file"))
         self.member_trust = Trust(ca=ca, name=tls.name)
         key = None if tls.key_file is None else folder / tls.key_file
-        self.certificate = Certificate(folder / tls.cert_file, key)
+        certificate = Certificate(folder / tls.cert_file, key)
         try:
-            self.certificate.context(self._read)
+            self.certificate = certificate, certificate.loaded(self._read)[1]
         except (OSError, ValueError) as error:
             yield Fault(("cluster", "tls", "cert_file"), str(error), "a certificate, in PEM, and its key")
 

@@ -65,6 +65,7 @@ from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, inherited
 from gateway.serve.upgrade.rendezvous import rendezvous_path
 from gateway.shared.addresses import reachable, split_address
+from gateway.shared.certificate import Contents
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.lines import LineWriter, say, standard_error
 from gateway.shared.notice import Notice
@@ -115,7 +116,7 @@ def _several(options: Options, policy: Policy, sockets: InheritedSockets) -> int
             try_relays(options)
         tell = plain(text=as_text(options.log_format))
         successor = NextGateway(_rendezvous(options, control.getsockname()[1]), tell)
-        process = partial(_process, options, policy, LastGood())
+        process = partial(_process, options, policy, LastGood(), LastGood(), LastGood())
         return Parent(options.relays, data, control, process, tell, sockets, successor).run()
 
 
@@ -123,15 +124,24 @@ def _rendezvous(options: Options, port: int) -> Path:
     return rendezvous_path(split_address(options.control)[0], port)
 
 
-def _process(options: Options, policy: Policy, last: LastGood, place: Place) -> int:
-    """The life of one of several processes, and its exit status."""
+def _process(
+    options: Options,
+    policy: Policy,
+    last: LastGood[Configuration],
+    of_control: LastGood[Contents],
+    of_data: LastGood[Contents],
+    place: Place,
+) -> int:
+    """The life of one of several processes, and its exit status. `of_control` and `of_data`: the ports' certificates,
+    as a process of before had them."""
     with standard_error(text=as_text(options.log_format)) as errors:
         try:
             if place.role == "decider":
-                remembering = msgspec.structs.replace(place, last=last)
+                remembering = msgspec.structs.replace(place, last=last, certificate=of_control)
                 uvloop.run(serve(options, raised_files(), errors, place.inherited, remembering))
             else:
-                uvloop.run(relay(options, policy, raised_files(), errors, place))
+                remembering = msgspec.structs.replace(place, certificate=of_data)
+                uvloop.run(relay(options, policy, raised_files(), errors, remembering))
         except StartError as error:
             say(Notice(str(error), "start_failed", "error"))
             return 2
@@ -169,7 +179,8 @@ async def serve(
             file.start(applying(place, port.apply, configuration))
             stack.push_async_callback(file.aclose)
         secure, context = certificate_of("--tls-", options.certificate if alone else None, stack, gateway.server.go_by)
-        of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
+        before = None if place is None else place.certificate
+        of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack, last=before)
         admin, admin_tokens = admin_tokens_of(options, stack)
         signals.on_hangup(partial(reload, (file, secure, of_control, admin), log))
         app = app_of(options, gateway, port, signals, file, errors, log, admin_tokens)

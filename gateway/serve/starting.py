@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.addresses import reachable
-from gateway.shared.certificate import Certificate
+from gateway.shared.certificate import Certificate, Contents
 from gateway.shared.files.token_file import tokens_of
 from gateway.shared.lines import LineWriter, open_to_append, say
 from gateway.shared.operator_log import as_text
@@ -34,7 +34,9 @@ from gateway.shared.watched_file import WatchedFile
 if TYPE_CHECKING:
     from gateway.relay.issuer import Issuer
     from gateway.serve.otlp import SpanExport
+    from gateway.serve.processes.last_good import LastGood
 
+T = TypeVar("T")
 NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'WEIR.whl[otel]'"
 
 
@@ -156,14 +158,32 @@ def certificate_of(
     certificate: Certificate | None,
     stack: AsyncExitStack,
     apply: Callable[[ssl.SSLContext], None] | None = None,
+    last: LastGood[Contents] | None = None,
 ) -> tuple[WatchedFile | None, ssl.SSLContext | None]:
     """The certificate's files, watched until the stack ends, and the context of what they hold. `apply` takes a newer
-    one; None: the first context is renewed. Raises StartError, which names the flags that begin with `flag`."""
+    one; None: the first context is renewed. `last`: what a process of before has had of them, which counts where they
+    are faulty. Raises StartError, which names the flags that begin with `flag`."""
     if certificate is None:
         return None, None
-    watched = WatchedFile(certificate.chain, certificate.context, say, name=flag.strip("-"))
-    context = _first(flag, certificate, watched.first)
-    watched.start(apply or partial(certificate.renew, context))
+    watched = WatchedFile(certificate.chain, certificate.loaded, say, name=flag.strip("-"))
+    before = None if last is None else last.load()
+    try:
+        context, contents = _first(flag, certificate, watched.first)
+    except StartError:
+        if before is None:
+            raise
+        context, contents = certificate.context_of(before), before
+        watched.refuse()  # so that the fault is told
+    renew = apply or partial(certificate.renew, context)
+
+    def applied(loaded: tuple[ssl.SSLContext, Contents]) -> None:
+        renew(loaded[0])
+        if last is not None:
+            last.save(loaded[1])
+
+    if last is not None:
+        last.save(contents)
+    watched.start(applied)
     stack.push_async_callback(watched.aclose)
     return watched, context
 
@@ -191,10 +211,10 @@ def certificate_now(flag: str, certificate: Certificate | None) -> None:
         _first(flag, certificate, WatchedFile(certificate.chain, certificate.context, say).first)
 
 
-def _first(flag: str, certificate: Certificate, context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+def _first(flag: str, certificate: Certificate, loaded: Callable[[], T]) -> T:
     flags = f"{flag}cert, {flag}key" + (f", {flag}client-ca" if certificate.client_ca else "")
     try:
-        return context()
+        return loaded()
     except OSError as error:
         raise StartError(f"{flags}: {error.filename}: {error.strerror}") from error
     except ValueError as error:

@@ -6,6 +6,8 @@ of its last file's change, or on SIGHUP. One that cannot be used changes nothing
 
 from __future__ import annotations
 
+import contextlib
+import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import msgspec
 from gateway.shared.files.modes import refused
 
 Read = Callable[[Path], bytes]
+Contents = dict[Path, bytes]  # of a certificate's files
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -50,10 +53,31 @@ class Certificate(msgspec.Struct, frozen=True):
             raise ValueError(f"{', '.join(map(str, files))}: {error}") from None
         return context
 
+    def loaded(self, read: Read) -> tuple[ssl.SSLContext, Contents]:
+        """The context, and what the files hold. Raises OSError, ValueError."""
+        contents: Contents = {}
+        return self.context(lambda path: contents.setdefault(path, read(path))), contents
+
+    def context_of(self, contents: Contents) -> ssl.SSLContext:
+        """The context of what the files held before. It is read from memory: there is no other file that has it."""
+        with contextlib.ExitStack() as stack:
+            kept = {path: _in_memory(data, stack) for path, data in contents.items()}
+            files = [None if file is None else kept[file] for file in (self.chain, self.key, self.client_ca)]
+            return Certificate(files[0] or self.chain, *files[1:]).context(Path.read_bytes)
+
     def renew(self, context: ssl.SSLContext, _: object = None) -> None:
         """Have a context that listens already show the certificate that the files hold now, from the next handshake on:
         for a listener that keeps its context. Raises OSError, ssl.SSLError."""
         context.load_cert_chain(self.chain, self.key, password=_no_password)
+
+
+def _in_memory(data: bytes, stack: contextlib.ExitStack) -> Path:
+    """A file of this process alone, until the stack ends: OpenSSL takes a chain and its key from files."""
+    file = stack.enter_context(os.fdopen(os.memfd_create("certificate"), "wb"))
+    os.fchmod(file.fileno(), 0o600)
+    file.write(data)
+    file.flush()
+    return Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def authorities_in(data: bytes) -> str:

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.core.policy.file import decode
@@ -85,6 +87,23 @@ def test_a_certificate_that_cannot_be_renewed_leaves_the_policy_before_in_force(
             port.apply(after)
             assert gateway.policy is after.policy
             assert port._leadership._configuration is after
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_is_started_again_shows_the_certificate_before_while_its_files_are_faulty(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    number = free_port()
+    held = {path: path.read_bytes() for path in (chain, key)}
+    files = ClusterFiles((SHOWN,), None, None, Certificate(chain, key), held)
+    loaded = msgspec.structs.replace(configuration(number, tmp_path), cluster=files)
+    chain.write_text("no certificate")
+    trust = ssl.create_default_context(cadata=held[chain].decode())
+
+    async def scenario() -> None:
+        async with port_of(tmp_path, loaded):
+            _, writer = await asyncio.open_connection("127.0.0.1", number, ssl=trust, server_hostname="localhost")
+            writer.close()
 
     asyncio.run(scenario())
 

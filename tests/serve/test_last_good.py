@@ -87,7 +87,7 @@ def test_a_decider_that_is_started_again_goes_on_without_a_policy_that_was_refus
 
 
 def test_a_configuration_that_is_not_applied_or_has_no_room_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    last = LastGood()
+    last: LastGood[Configuration] = LastGood()
     assert last.load() is None
 
     def refused(_: Configuration) -> None:
@@ -102,3 +102,5 @@ def test_a_configuration_that_is_not_applied_or_has_no_room_is_not_kept(monkeypa
     monkeypatch.setattr(last_good, "SIZE", 10)
     last.saving(lambda _: None, one)
     assert last.load() == two
+    last._shared[last_good.HEAD] ^= 1
+    assert last.load() is None, "whoever wrote it was killed, or somebody else wrote too"

@@ -99,6 +99,32 @@ def test_every_relay_shows_a_newer_certificate_on_a_hangup(secure: Secure, tmp_p
     )
 
 
+def test_processes_that_are_started_again_show_the_certificate_before_while_its_files_are_faulty(
+    secure: Secure, tmp_path: Path
+) -> None:
+    before = secure.certificates()
+    secure.used[1].write_text("no key")
+    assert until(lambda: secure.child.output().count("the file cannot be used") == 3, 60.0) is not None
+    killed = [each["pid"] for each in secure.processes() if each["role"] != "parent"]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    assert until(lambda: _others(secure, killed), 60.0) is not None, secure.child.output()
+    assert secure.certificates() == before
+    assert until(lambda: secure.child.output().count("the file cannot be used") == 6, 60.0) is not None, "told again"
+    assert asyncio.run(secure.stream(2)) is not None
+    put(certificate(tmp_path, "second"), secure.used)
+    assert until(lambda: secure.certificates().isdisjoint(before), 60.0) is not None
+    assert until(lambda: _others(secure, []), 60.0) is not None, "the control port has the newer one too"
+
+
+def _others(secure: Secure, killed: list[int]) -> bool:
+    """Whether other processes are there in place of these."""
+    with contextlib.suppress(httpx.TransportError):
+        found = secure.processes()
+        return len(found) == 4 and not any(each["pid"] in killed for each in found)
+    return False
+
+
 def test_an_upgrade_cuts_no_stream_and_no_handshake(secure: Secure) -> None:
     async def main() -> list[str | None]:
         streams = [asyncio.create_task(secure.stream(150)) for _ in range(4)]

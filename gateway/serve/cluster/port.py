@@ -72,7 +72,7 @@ class ClusterPort:
         self._beats = process.beats
         self._clock = gateway.clock
         self._token = ClusterToken(policy.name, files.tokens)
-        self._certificate = files.certificate
+        self._certificate, self._contents = files.certificate, files.contents
         self._secure: ssl.SSLContext | None = None
         self._visitors = Visitors(say)
         self._listen = policy.listen or me
@@ -136,8 +136,8 @@ class ClusterPort:
     async def listen(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         host, port = split_address(self._listen)
-        secure = None if self._certificate is None else self._certificate.context(Path.read_bytes)
-        self._secure, shaken = secure, None if secure is None else WITHIN
+        self._secure = secure = self._context()
+        shaken = None if secure is None else WITHIN
         until = self._clock() + (RELEASED_WITHIN if self._place.inherited.taken is not None else 0.0)
         while self._entrance is None:
             try:
@@ -157,6 +157,15 @@ class ClusterPort:
             while sum(proxy.welcome for proxy in self._relays.all) < self._place.relays and self._clock() < until:  # noqa: ASYNC110 # once, at the start
                 await asyncio.sleep(TICK / 2)
         self._beats.tell(READY)
+
+    def _context(self) -> ssl.SSLContext | None:
+        """For visitors: of the certificate's files or, where these are faulty by now, of what they held before."""
+        if self._certificate is None:
+            return None
+        try:
+            return self._certificate.context(Path.read_bytes)
+        except (OSError, ValueError):  # the reload of the policy tells
+            return self._certificate.context_of(self._contents)
 
     def apply(self, configuration: Configuration) -> None:
         """As MachinePort's. The store's password counts at the next start. Raises OSError too."""

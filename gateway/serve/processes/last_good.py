@@ -1,47 +1,52 @@
-"""Configuration that a decider went by last, for the next process of its role, where the files are faulty by then.
+"""Content of files that a process went by last, for the next process of its role, where they are faulty by then.
 
-It has secrets, so it is in memory that the parent shares with its children, and in no file.
+There are secrets in it, so it is in memory that the parent shares with its children, and in no file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import pickle
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from gateway.decider.loading import Configuration
-
+T = TypeVar("T")
 SIZE = 64 * 1024 * 1024  # bytes; the kernel gives only those that are written
-HEAD = 8  # bytes: of the length
+HEAD = 8 + hashlib.sha256().digest_size  # bytes: of the length, and of the rest's hash: several processes may write
 
 
-class LastGood:
+class LastGood(Generic[T]):
     """Made by the parent before it forks."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, SIZE)
 
-    def load(self) -> Configuration | None:
-        """The configuration; None: there is none yet."""
-        length = int.from_bytes(self._shared[:HEAD], "big")
-        if not length:
+    def load(self) -> T | None:
+        """The content; None: there is none yet, or a process has ended while it wrote."""
+        data = self._shared[HEAD : HEAD + int.from_bytes(self._shared[:8], "big")]
+        if self._shared[:HEAD] != _head(data):
             return None
-        found: Configuration = pickle.loads(self._shared[HEAD : HEAD + length])  # noqa: S301 # a process of ours wrote it
+        found: T = pickle.loads(data)  # noqa: S301 # a process of ours wrote it
         return found
 
-    def saving(self, apply: Callable[[Configuration], None], first: Configuration) -> Callable[[Configuration], None]:
-        """Save the configuration of the start, and return what applies others and saves each that was applied."""
-        self._save(first)
+    def saving(self, apply: Callable[[T], None], first: T) -> Callable[[T], None]:
+        """Save the content of the start, and return what applies others and saves each that was applied."""
+        self.save(first)
 
-        def applied(configuration: Configuration) -> None:
-            apply(configuration)
-            self._save(configuration)
+        def applied(content: T) -> None:
+            apply(content)
+            self.save(content)
 
         return applied
 
-    def _save(self, configuration: Configuration) -> None:
-        data = pickle.dumps(configuration)
+    def save(self, content: T) -> None:
+        """Keep this in place of what was there, if there is room."""
+        data = pickle.dumps(content)
         if len(data) <= SIZE - HEAD:
-            self._shared[:HEAD] = bytes(HEAD)  # none, should this process end before the rest is written
             self._shared[HEAD : HEAD + len(data)] = data
-            self._shared[:HEAD] = len(data).to_bytes(HEAD, "big")
+            self._shared[:HEAD] = _head(data)
+
+
+def _head(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "big") + hashlib.sha256(data).digest()

@@ -18,6 +18,7 @@ from gateway.decider.loading import Configuration
 from gateway.relay.wire.seat_board import RelaySeats
 from gateway.serve.processes.last_good import LastGood
 from gateway.serve.upgrade.receiver import InheritedSockets
+from gateway.shared.certificate import Contents
 
 BEAT = 0.2  # seconds between two signs of life
 # From the parent: end as SIGTERM says, where it has come to the parent; a second one hurries.
@@ -56,7 +57,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     told: bool = False
     inherited: InheritedSockets
     seats: mmap.mmap | None = None
-    last: LastGood | None = None  # what a decider goes by, for the next one
+    last: LastGood[Configuration] | None = None  # what a decider goes by, for the next one
+    certificate: LastGood[Contents] | None = None  # of this role's port, for the next process of the role
 
     @property
     def before(self) -> Configuration | None:

@@ -64,7 +64,9 @@ async def relay(options: starting.Options, policy: Policy, open_files: int, erro
         side.link.start()
         await side.link.ready.wait()
         side.batches = await stack.enter_async_context(side.offered(options.policy, policy))
-        secure, context = starting.certificate_of("--tls-", options.certificate, stack, side.server.go_by)
+        secure, context = starting.certificate_of(
+            "--tls-", options.certificate, stack, side.server.go_by, place.certificate
+        )
         signals.on_hangup(partial(_look, secure, log))
         for listening in place.data:
             await side.server.listen(listening, ssl=context, owner=False)
