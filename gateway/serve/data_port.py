@@ -156,9 +156,13 @@ class MachinePort:
     # -- a checkpoint -------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Save totals after a relay has left, for the next process of this decider."""
-        if self._process is not None:
+        """Save totals after a relay has left, for the next process of this decider. A full disk keeps no relay."""
+        if self._process is None:
+            return
+        try:
             self._process.keep(self._hub.totals.left())
+        except OSError as error:
+            say(f"counts of relays that have ended: {error}: if this decider dies, the next one does not know them")
 
     def _state(self) -> bytes:
         return self._gateway.checkpoints.take(self._hub.ungranted)
