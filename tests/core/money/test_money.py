@@ -459,7 +459,10 @@ def test_what_is_to_be_kept_is_asked_of_the_lines_that_have_changed_alone() -> N
     changed = money.states(NOW, money.changed)
     assert {(each.tenant, each.span) for each in changed if each.model} == {("acme", "day"), ("acme", "month")}
     assert {each for each in changed if not each.model} == {each for each in money.states(NOW) if not each.model}
-    assert {each.tenant for each in money.states(NOW) if each.model} == {"acme", "globex"}
+    unbilled = spend(money, call(tenant="initech"))
+    unbilled.unbilled = True
+    unbilled.end(NOW)
+    assert {each.tenant for each in money.states(NOW) if each.model} == {"acme", "globex"}, "nothing has no row"
 
 
 @pytest.mark.parametrize("restarted", [False, True])
