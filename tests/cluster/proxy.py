@@ -49,6 +49,9 @@ class Proxy:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._end.wait()
+        for listening in server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0.05)  # a server that is closed loses connections that are accepted just now
         server.close()
         tasks = list(self._tasks)
         for task in tasks:
@@ -60,10 +63,10 @@ class Proxy:
         task = self._loop.create_task(self._one(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # a task that is cancelled before it begins runs no `finally`
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.mode == "refuses":
-            writer.close()
             return
         if self.mode == "resets":
             await reader.read(4096)
@@ -74,12 +77,10 @@ class Proxy:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
-            writer.close()
             return
         try:
             await asyncio.gather(self._pipe(reader, far_writer, b""), self._pipe(far_reader, writer, b"$3\r\nhum\r\n"))
         finally:
-            writer.close()
             far_writer.close()
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonsense: bytes) -> None:
