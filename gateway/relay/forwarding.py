@@ -121,6 +121,7 @@ class Forwarding(msgspec.Struct, eq=False):
         if reply.status < 400:
             grant.first_byte(first_byte)
             usage.whole(body)
+            grant.wrote(call.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens)
             if usage.prompt_tokens is not None:
                 self._decider.learn(call, usage.prompt_tokens, 0)
         return Exchanged(

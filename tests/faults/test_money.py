@@ -12,13 +12,14 @@ from msgspec import structs
 
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.money.tariff import MICRO, Tariff
+from gateway.core.policy.file import decode
 from gateway.core.policy.policy import BodyPolicy
 from gateway.core.policy.providers import MoneyLimit
 from gateway.core.policy.snapshot import Current, Snapshot
 from gateway.decider import grant
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
-from tests.faults.scripted import ScriptedEngine, ask, port_of, settled
+from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, settled
 from tests.faults.test_providers import asked, outside_of, over, own_of, spent
 
 __all__ = ["over"]  # a fixture
@@ -223,3 +224,19 @@ def test_fields_beside_the_prompt_are_reserved_for(over: Callable[..., None], fi
         assert (answer.status, len(provider.requests)) == (429, 1)
 
     over(body, budget=(MoneyLimit(0.01, "day"),))
+
+
+def test_tokens_of_calls_that_may_share_a_request_count_on_own_engines() -> None:
+    policy = decode(b"engines_price: 3600/hour\nstorage: kept\nbatching: {embeddings: 20ms}\n")
+    body = json.dumps({"model": "m", "input": "a b c d e f g"}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+    async def scenario() -> None:
+        async with ScriptedEngine("good").running() as engine, gateway_over([engine], policy) as gateway:
+            request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+            assert (await ask(port_of(gateway), request)).status == 200
+            await settled(gateway)
+            ((_, tokens),) = gateway.limits.money.totals.values()
+            assert tokens == 7
+
+    asyncio.run(scenario())
