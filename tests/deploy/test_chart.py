@@ -32,6 +32,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 KUBERNETES = ("1.27", "1.33", "1.37")  # the oldest of Chart.yaml, and what the package has beside it
 CUSTOM = {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
+MEMBER = "--set=policy.cluster.url=valkey://valkey:6379/0"  # of a cluster
 FREE = {"/affinity", "/policy", "/file", "/global", "/items"}  # read by Kubernetes or by us
 
 
@@ -240,6 +241,9 @@ def test_prometheus_and_keda_ask_for_what_there_is() -> None:
         (["--set=gateway.replicas=2"], "2 gateways need policy.cluster"),
         (["--set=gateway.resources.limits.cpu=null"], "auto is all cores of a node"),
         (["--set=autoscaling.enabled=true"], "need policy.cluster"),
+        ([MEMBER], "policy.cluster needs 2 or more"),
+        ([MEMBER, "--set=gateway.resources.limits.cpu=2900m"], "policy.cluster needs 2 or more"),
+        ([MEMBER, "--set=gateway.workers=1"], "policy.cluster needs 2 or more"),
         (["--set=sidecar.enabled=true"], "name the models that may run"),
         (
             ["--set=sidecar.enabled=true", "--set=gateway.replicas=2", "--set=policy.routing.gateways=2"],
@@ -254,6 +258,11 @@ def test_what_would_run_and_be_wrong_is_refused(flags: list[str], said: str) -> 
     ran = helm(f"--values={CASES / 'smallest.yaml'}", *flags)
     assert ran.returncode != 0
     assert said in ran.stderr
+
+
+@pytest.mark.parametrize("cpu", ["3", "3000m", "4.5"])
+def test_a_member_of_a_cluster_has_workers_by_its_cores(cpu: str) -> None:
+    assert rendered("smallest", MEMBER, f"--set=gateway.resources.limits.cpu={cpu}")
 
 
 @pytest.mark.parametrize("release", ["v1.2", "weir.v1.2", "x" * 53])

@@ -67,6 +67,12 @@ capabilities: {drop: [ALL]}
 {{- if and (eq (toString .Values.gateway.workers) "auto") (not (dig "resources" "limits" "cpu" "" .Values.gateway)) -}}
 {{- fail "gateway.workers: auto is all cores of a node without gateway.resources.limits.cpu: give that, or a number" -}}
 {{- end -}}
+{{- $cpu := toString (dig "resources" "limits" "cpu" "" .Values.gateway) -}}
+{{- $cores := hasSuffix "m" $cpu | ternary (div (int (trimSuffix "m" $cpu)) 1000) (int (float64 $cpu)) -}}
+{{- $workers := eq (toString .Values.gateway.workers) "auto" | ternary (sub $cores 1) (int .Values.gateway.workers) -}}
+{{- if and .Values.policy.cluster (lt (int $workers) 2) -}}
+{{- fail "gateway.workers: a member of policy.cluster needs 2 or more; auto is one less than the cores of gateway.resources.limits.cpu" -}}
+{{- end -}}
 {{- if and .Values.sidecar.enabled $many (not .Values.policy.cluster) -}}
 {{- fail "sidecar: a sidecar reports to whichever gateway the Service gives it, and only members of policy.cluster name the others" -}}
 {{- end -}}
