@@ -8,6 +8,7 @@ still run; `stop` ends it.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +20,7 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from gateway.shared.tasks import done_within
+from gateway.shared.threads import in_thread
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.profile import Profile, pooling
@@ -35,6 +37,8 @@ from sidecar.process.start_evidence import StartEvidence, ready
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")
+STEP_WITHIN = 60.0  # seconds for an engine that answers no probe and computes
+COMPUTES = 0.2  # of a core's time, that its processes use together where they compute
 DYING = 2.0  # seconds for a process to end that has just dropped a connection
 SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
 
@@ -198,11 +202,31 @@ class VllmEngine:
         return gauges.running + gauges.waiting
 
     async def alive(self) -> None:
-        """Probe the process, and EngineCore itself, which says more than /health does. Raises EngineFailed."""
+        """Probe the process, and EngineCore itself, which says more than /health does. Raises EngineFailed.
+
+        An engine whose processes compute meanwhile has STEP_WITHIN seconds: a kernel may be compiled, or a CPU may read
+        a long prompt, in one step.
+        """
         if not self._process.alive:
             raise EngineFailed(await self.ended())
+        until, used = self._clock() + STEP_WITHIN, -math.inf
         async with self._failing("it hangs or is dead"):
-            await self._api.alive()
+            while True:
+                try:
+                    return await self._api.alive(LIVENESS / 2)
+                except ApiError as error:
+                    if error.kind != "timeout" or self._clock() >= until:
+                        raise
+                    before, used = used, await in_thread(self._used, within=LIVENESS / 2)
+                    if used - before < COMPUTES * LIVENESS / 2:
+                        raise
+
+    def _used(self) -> float:
+        """Seconds that its processes have run for together; 0 where nothing can be read of them."""
+        try:
+            return self._process.usage()[0]
+        except OSError:
+            return 0.0
 
     async def ended(self) -> str:
         """Until its process has ended, by itself or not: how, in words."""

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import socket
 import stat
 import sys
@@ -28,6 +29,7 @@ from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
 from sidecar.core.vllm import Completion
 from sidecar.gpus.simulated import SimulatedGPUs
+from sidecar.process import vllm_engine
 from sidecar.process.engine import VllmEngines
 from sidecar.process.process_family import marker_of
 from sidecar.residency.machine import Engine, Engines
@@ -45,7 +47,7 @@ def given(flag): return sys.argv[sys.argv.index(flag) + 1]
 {body}
 """
 # An API server of its own small kind. `answers` in its folder overrules what it says: JSON, path to status and body;
-# status 0: no answer.
+# status 0: no answer; below 100: it comes once the server has run for so many seconds of CPU time.
 SERVES = """
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -62,6 +64,10 @@ class Handler(BaseHTTPRequestHandler):
         status, body = answers.get(path, (200, BODY.get(path, "")))
         if not status:
             return
+        if status < 100:  # of its first answer: seconds of CPU time that it computes first
+            while time.process_time() < status:
+                pass
+            status = 200
         if path == "/metrics" and body is not METRICS:
             body = METRICS + body
         self.send_response(status)
@@ -244,6 +250,32 @@ def test_a_model_that_only_pools_serves_without_a_canary(tmp_path: Path, status:
         await engine.alive()
         assert len(box.said) == 1
         assert f"m serves, and was not warmed up: /v1/completions: it answered {status}" in box.said[0]
+        await engine.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_an_engine_that_answers_late_hangs_unless_it_computes(
+    tmp_path: Path, computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel is compiled, or a CPU reads a long prompt: one step takes longer than a probe."""
+    monkeypatch.setattr(vllm_engine, "LIVENESS", 2.0)
+    monkeypatch.setattr(vllm_engine, "COMPUTES", 0.01)  # a busy machine leaves little to it
+
+    async def scenario() -> None:
+        engine = await Box(tmp_path, vllm(tmp_path, SERVES), models="m: {model_path: x, sleep: {level: 1}}").start()
+        await engine.ready()
+        await engine.alive()
+        if computes:
+            answers(tmp_path, is_sleeping=(2, '{"is_sleeping":false}'))
+            began = time.monotonic()
+            await engine.alive()
+            assert time.monotonic() - began > vllm_engine.LIVENESS / 2, "it did not come late"
+        else:
+            os.kill(pid_of(engine), signal.SIGSTOP)
+            with pytest.raises(EngineFailed, match="it hangs or is dead"):
+                await engine.alive()
         await engine.stop()
 
     run(scenario)
