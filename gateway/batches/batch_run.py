@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
 
 from gateway.batches import tables
 from gateway.batches.line_call import STORAGE_FULL, LineAnswer, LineCall
@@ -51,6 +54,9 @@ class BatchRun:
         self._results = ResultsFiles(site, stored)
         self._lines: asyncio.Task[None] | None = None
         self._ahead = asyncio.Semaphore(site.policy.in_flight)  # lines that are read, and have no result
+        self._running: set[asyncio.Task[None]] = set()  # of the same
+        self._unserved: defaultdict[str, set[int]] = defaultdict(set)  # numbers of lines without an engine, by model
+        self._away: dict[str, float] = {}  # until when they are left, in seconds of the loop's clock
 
     async def run(self) -> None:
         """Run the batch to its end. Raises OSError and StorageError of the disk, alone or in a group."""
@@ -152,16 +158,44 @@ class BatchRun:
         return min(WINDOW_SECONDS, self._batch.expires_at - self._site.now())
 
     async def _all_lines(self) -> None:
-        after = 0
+        """Send each line. Those of a model that no engine has are left, so that they keep no other from being sent."""
         async with asyncio.TaskGroup() as group:
-            while lines := await self._site.storage.run(tables.pending, row=self._row, after=after):
-                for line in lines:
+            await self._begin(group, None)
+            while self._running or self._unserved:
+                if not self._unserved:
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                await asyncio.sleep(min(CLOCK, *map(self._away_for, self._unserved)))
+                due = [model for model in self._unserved if not self._away_for(model)]
+                if due:
+                    await self._begin(group, {number: model for model in due for number in self._unserved.pop(model)})
+
+    async def _begin(self, group: asyncio.TaskGroup, due: Mapping[int, str] | None) -> None:
+        """Begin all lines without a result, or those of these numbers, which were left because of their models."""
+        after = 0
+        while lines := await self._site.storage.run(tables.pending, row=self._row, after=after):
+            for line in lines:
+                model = None if due is None else due.get(line.number)
+                if model is not None and self._away_for(model):  # the first of them have found it so
+                    self._unserved[model].add(line.number)
+                elif model is not None or due is None:
                     await self._ahead.acquire()
-                    group.create_task(self._line(line)).add_done_callback(lambda _: self._ahead.release())
-                after = lines[-1].number
+                    task = group.create_task(self._line(line))
+                    self._running.add(task)
+                    task.add_done_callback(self._ended)
+                    self._site.lines["again"] += due is not None
+            after = lines[-1].number
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._ahead.release()
+
+    def _away_for(self, model: str) -> float:
+        """Seconds for which lines of the model are left."""
+        return max(0.0, self._away.get(model, 0.0) - asyncio.get_running_loop().time())
 
     async def _line(self, line: BatchLine) -> None:
-        """Send a line until it has a result, and keep the result."""
+        """Send a line until it has a result, and keep the result, or until it is left."""
         tries = 0
         request_id = f"batch_req_{self._name}_{line.number}"
         wait: float | None = 0.0
@@ -173,6 +207,8 @@ class BatchRun:
             async with self._site.seats.seat(self._tenant, self._row):
                 with contextlib.ExitStack() as call:
                     answer = await self._sent(call, line, request_id)
+                    if answer is None:
+                        return
                     wait = again_in(answer.status, answer.retry_after, answer.helps, tries)
                     if wait is None:
                         await self._keep(Result(line.number, request_id, line.custom_id, answer))
@@ -184,8 +220,9 @@ class BatchRun:
         if result.answer is STORAGE_FULL or not self._site.room(self._tenant):
             await self._fail(self._full())
 
-    async def _sent(self, call: contextlib.ExitStack, line: BatchLine, request_id: str) -> LineAnswer:
-        """Send a line as a call and return its answer. The answer's body exists until `call` is closed."""
+    async def _sent(self, call: contextlib.ExitStack, line: BatchLine, request_id: str) -> LineAnswer | None:
+        """Send a line as a call and return its answer; None: no engine has its model, and it is left. The answer's body
+        exists until `call` is closed."""
         site = self._site
         account = site.pipeline.current.snapshot.tenants.accounts.get(self._tenant)
         if account is None:
@@ -195,6 +232,10 @@ class BatchRun:
         found = read_line(await in_thread(site.folder.read, self._batch.input_file_id, line.offset, line.length))
         if found is None:
             return CHANGED
+        body, model = found[0], sys.intern(found[1])
+        if self._away_for(model):
+            self._unserved[model].add(line.number)
+            return None
         fields = {
             b"content-type": b"application/json",
             b"x-request-id": request_id.encode(),
@@ -204,13 +245,19 @@ class BatchRun:
         name = (policy.batches or site.policy).class_
         if name in policy.classes:
             fields[b"x-weir-class"] = name.encode()
-        sent = LineCall(site, ROUTES[self._batch.endpoint.encode()], account, fields, bytes(found.body))
+        sent = LineCall(site, ROUTES[self._batch.endpoint.encode()], account, fields, body)
         call.callback(sent.close)
         site.calls += 1
         try:
-            return await sent.answer
+            answer = await sent.answer
         finally:
             site.calls -= 1
+        pause = again_in(answer.status, answer.retry_after, answer.helps, 1) if answer.away else None
+        if pause is None:
+            return answer
+        self._away[model] = asyncio.get_running_loop().time() + pause * random.uniform(1.0, 1.25)  # noqa: S311 # as above
+        self._unserved[model].add(line.number)
+        return None
 
     # -- its end --------------------------------------------------------------------------------------------------
 

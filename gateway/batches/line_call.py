@@ -18,25 +18,29 @@ from gateway.core.request.outcome import MODEL_AWAY
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
 from gateway.relay.inner_client import InnerClient, inner_request
+from gateway.shared.protocol import NO_MEMORY
 from gateway.shared.threads import in_thread
 
 PEER = "batch"  # in place of a client's address
 HIGH = 256 * 1024  # bytes of an answer that are held in memory
+NO_ENGINE = frozenset((b"no_engine", b"model_unavailable", NO_MEMORY.encode()))  # reasons: none has the model
 
 
 class LineAnswer(msgspec.Struct, frozen=True):
     """The answer to a line. Its body is `body`, or stands in the file `spilled`, as long as its call is not closed.
-    `retry_after`: seconds that it names; `helps`: it does not say that no retry can help."""
+    `retry_after`: seconds that it names; `helps`: it does not say that no retry can help. `away`: no engine has the
+    line's model."""
 
     status: int
     body: bytes
     retry_after: float | None = None
     helps: bool = True
     spilled: BinaryIO | None = None
+    away: bool = False
 
 
 NO_ROOM = LineAnswer(503, b"", 1.0)  # no memory for its body
-AWAY = LineAnswer(503, b"", 10.0)  # the machine that had its model may come back
+AWAY = LineAnswer(503, b"", 10.0, away=True)  # the machine that had its model may come back
 BROKEN = LineAnswer(502, b"")  # it began, and did not end
 TOO_LONG = LineAnswer(200, b"", helps=False)  # its body is more than a line may have
 STORAGE_FULL = LineAnswer(200, b"", helps=False)  # its body is more than its tenant may keep
@@ -152,7 +156,8 @@ class LineCall:
         """The answer is whole."""
         first, *lines = (self._head or b"").split(b"\r\n")
         fields = dict(line.split(b": ", 1) for line in lines if b": " in line)
-        if fields.get(b"x-weir-reason") == MODEL_AWAY.encode():
+        reason = fields.get(b"x-weir-reason")
+        if reason == MODEL_AWAY.encode():
             self._end(AWAY)
             return
         after = fields.get(b"retry-after")
@@ -160,7 +165,7 @@ class LineCall:
         self._end(
             LineAnswer(
                 int(first.split(b" ")[1]), b"".join(self._parts), None if after is None else float(after), helps,
-                self._file,
+                self._file, away=reason in NO_ENGINE,
             )
         )  # fmt: skip
 

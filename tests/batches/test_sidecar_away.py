@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from openai import APIStatusError, OpenAI
@@ -32,11 +33,51 @@ def outcome(openai: OpenAI) -> str | None:
     return None
 
 
+def refused(openai: OpenAI, model: str) -> bool:
+    try:
+        openai.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}], max_tokens=1)
+    except APIStatusError as error:
+        return error.response.headers.get("x-weir-reason") == "no_engine"
+    return False
+
+
 def lost(machine: Box) -> None:
     """End the engines as the machine's power does."""
     for _, pid, started in machine.engines():
         process_family.send(pid, started, signal.SIGKILL)
     assert until(lambda: not machine.engines(), 60.0) is not None
+
+
+def test_lines_without_an_engine_keep_no_other_model_from_being_served(tmp_path: Path) -> None:
+    """More of them than lines may be under way."""
+    engines = [SimEngine(tmp_path / f"{model}.log", "--model", model) for model in ("sim", "other")]
+    sim, other = engines
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "storage: kept\nbatches: {in_flight: 2}\nrouting: {hold_unserved: 0s}\n"
+        f"fleet: {{poll: 200ms, health: 500ms, engines: [{{url: '{sim.url}'}}, {{url: '{other.url}'}}]}}\n"
+    )
+    models = [*("other",) * 5, *("sim",) * 5]
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": CHAT, "body": body(model=model)}
+        for number, model in enumerate(models)
+    ]
+    with sim.child, other.child, contextlib.ExitStack() as later:
+        gateway = later.enter_context(Gateway(tmp_path / "log", "--policy", str(file)))
+        openai = later.enter_context(client(gateway, "none"))
+        assert until(lambda: {model.id for model in openai.models.list()} == {"sim", "other"}, 60.0) is not None
+        other.child.kill()
+        assert until(lambda: refused(openai, "other"), 60.0) is not None
+        stored = openai.files.create(file=("in", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        id = openai.batches.create(input_file_id=stored.id, endpoint=CHAT, completion_window="24h").id
+        counts = lambda: str(openai.batches.retrieve(id).request_counts)  # noqa: E731
+        assert until(lambda: "completed=5, failed=0" in counts(), 60.0) is not None, counts()
+        assert gateway.total("weir_batch_lines_total", result="again") <= 60.0, "each line is not tried each time"
+        port = urlsplit(other.url).port
+        later.enter_context(SimEngine(tmp_path / "again.log", "--model", "other", "--port", str(port)).child)
+        assert until(lambda: openai.batches.retrieve(id).status == "completed", 90.0, every=0.2) is not None, counts()
+        assert "completed=10, failed=0" in counts()
+        assert "Traceback" not in gateway.child.output()
 
 
 @pytest.mark.parametrize(("restarts", "reason"), [(False, "no_engine"), (True, "model_away")])

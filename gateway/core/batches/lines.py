@@ -54,10 +54,11 @@ _line = msgspec.json.Decoder(LineFields)
 _body = msgspec.json.Decoder(_BodyFields)
 
 
-def read_line(text: bytes) -> LineFields | None:
-    """The fields of a line that was judged good; None: it has changed since."""
+def read_line(text: bytes) -> tuple[bytes, str] | None:
+    """Return the body of a line that was judged good, and its model; None: it has changed since."""
     try:
-        return _line.decode(text)
+        body = _line.decode(text).body
+        return bytes(body), _body.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
