@@ -28,14 +28,14 @@ class Workload:
     def apply(self, rules: AdmissionRules) -> None:
         """Go by `rules` from now on. Waiting calls keep their place, under the new weights; running calls go on."""
         self._rules, policy = rules, rules.policy
+        for name in policy.classes:  # before the queues, which ask what runs
+            self.running.setdefault(name, 0)
+        for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
+            del self.running[name]
         for queues in self.queues.values():
             queues.apply(policy.classes, rules.weights)
         for traffic in self.traffic.values():
             traffic.apply(policy)
-        for name in policy.classes:
-            self.running.setdefault(name, 0)
-        for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
-            del self.running[name]
 
     def open(self, model: str, now: float) -> tuple[Queues, ModelTraffic]:
         """The queues and traffic of a model, from now on kept."""
