@@ -160,7 +160,7 @@ class AdmissionControl:
                     foretold = Foretold(wait=wait, ttft=times[0], tpot=times[2])
                     return Refuse(reason=Reason.TOO_LATE, predicted=wait, foretold=foretold, newcomer=True)
         victim = None
-        full = None if self._starts(call, queues, usable) else queues.room(call, promised=booking is not None)
+        full = queues.room(call, promised=booking is not None)
         if full is not None:
             victim = queues.victim(call)
             if victim is None:
@@ -171,15 +171,6 @@ class AdmissionControl:
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
         wait = traffic.wait(queues, call, now, ticket, less=less)
         return Wait(ticket=ticket, predicted=wait, victim=victim, booking=booking)
-
-    def _starts(self, call: Call, queues: Queues, usable: Sequence[Engine]) -> bool:
-        """Whether the call needs no place of its class: nobody who waits is before it, and an engine takes it now."""
-        name = call.class_name
-        return (
-            not queues.are_ahead(name)
-            and self.workload.may_run(name)
-            and any(engine.takes(call.cost, name) for engine in usable)
-        )
 
     def _too_much(self, usable: Sequence[Engine], largest: int, call: Call, now: float) -> Refuse | None:
         """Refuse a call that no engine can hold, or that no provider's budget has room for."""

@@ -257,13 +257,6 @@ class Queues:
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
-    def are_ahead(self, class_name: str) -> bool:
-        """Whether calls wait that have their turn before a newcomer of the class."""
-        making_way = self._making_way
-        return any(
-            queue.tickets and (name == class_name or name not in making_way) for name, queue in self._by_class.items()
-        )
-
     @property
     def _making_way(self) -> Container[str]:
         """Classes whose calls wait for something else than their turn: for gaps that they may fill (headroom), or for
