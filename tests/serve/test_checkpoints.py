@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -61,11 +62,10 @@ def saved(made: Processes) -> None:
 
 def open_sockets(made: Processes) -> list[str]:
     """The decider's socket for relays, from the kernel."""
-    inodes = {
-        os.readlink(each).removeprefix("socket:[").removesuffix("]")
-        for each in Path(f"/proc/{made.pid('decider')}/fd").iterdir()
-        if each.exists() or each.is_symlink()
-    }
+    inodes = set()
+    for each in Path(f"/proc/{made.pid('decider')}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it is closed just now
+            inodes.add(os.readlink(each).removeprefix("socket:[").removesuffix("]"))
     lines = Path("/proc/net/unix").read_text().splitlines()
     return [line for line in lines if line.endswith("/decider") and line.split()[6] in inodes]
 
