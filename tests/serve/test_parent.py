@@ -23,7 +23,7 @@ PROGRAM = """
 import errno, os, select, signal, socket, sys, time
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
-from gateway.serve.processes.place import ALIVE, CLOSING, END, READY, TAKE
+from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
 from gateway.serve.upgrade.rendezvous import Offer
@@ -62,6 +62,10 @@ def body(place):
     place.beats.send(ALIVE + signs)
     tell(name, "has begun")
     while not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
+        if place.role == "decider" and (folder / "hands-over").exists():
+            (folder / "hands-over").unlink()
+            place.beats.send(HANDED)
+            break
         starves = folder / f"{name}-{os.getpid()}-starves"
         if starves.exists():
             starves.unlink()
@@ -171,6 +175,18 @@ def test_a_machine_without_room_for_a_process_ends_nobody_else(family: Family, n
     room.unlink()
     family.wait(name, 2)
     assert {each: family.pids(each) for each in others} == others
+
+
+def test_who_could_not_be_started_before_a_hand_over_is_not_started_after_it(family: Family) -> None:
+    (family.folder / "no-room").touch()
+    os.kill(family.wait("relay-2", 1), signal.SIGKILL)
+    assert family.said("no relay can be started")
+    (family.folder / "hands-over").touch()
+    assert family.said("decider-0 ends")
+    (family.folder / "no-room").unlink()
+    os.kill(family.wait("relay-1", 1), signal.SIGKILL)
+    assert family.child.process.wait(WITHIN) == 0
+    assert len(family.pids("relay-2")) == 1
 
 
 def test_who_is_stopped_is_found(family: Family) -> None:

@@ -259,6 +259,7 @@ class Parent:
                 self._close()
             if HANDED in signs:
                 self._handed = True
+                self._due.clear()  # nobody would ever end a relay that starts now
                 if self._successor.pid:
                     self._manager.succeeded_by(self._successor.pid)
                 self._close()
