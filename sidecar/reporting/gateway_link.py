@@ -9,6 +9,7 @@ one for every try.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ WITHIN = 3.0  # seconds for a whole answer
 LAST_WITHIN = 1.0  # seconds for the answer to the last report, when the sidecar ends
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries that fail
 NO_ANSWER = "All connection attempts failed"  # in httpcore's words
+_QUOTE = re.compile("['\"]")
 STATUS = {
     401: "it refuses the token: both sides must be given the same",
     403: "it refuses the token: both sides must be given the same",
@@ -148,7 +150,7 @@ class GatewayLink:
         else:
             error = ""
         was, self._error = self._error, error
-        if was is None or was.partition(":")[0] != error.partition(":")[0]:  # what an error quotes may differ each time
+        if was is None or _QUOTE.split(was)[0] != _QUOTE.split(error)[0]:  # what an error quotes may differ each time
             self._turned(was, error)
         return not error
 

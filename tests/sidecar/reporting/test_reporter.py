@@ -228,6 +228,26 @@ def test_answers_that_differ_in_what_they_quote_alone_are_told_of_once(
     assert len(lines) == 3
 
 
+def test_another_cause_is_told_also_where_it_begins_with_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_link, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(gateway_link, "LAST_PAUSE", 0.01)
+    lines: list[str] = []
+
+    async def scene() -> None:
+        async with Scripted(demand()) as gateway, opened(tmp_path) as manager:
+            gateway.targets["/sidecars/report"] = [b"", b"", b"", b"no HTTP\r\n\r\n", demand()]
+            told = reporting(manager, gateway.origin, lines=lines)
+            await until(lambda: told.gateways()[0].taken is True)
+            await told.aclose()
+
+    play(scene)
+    causes = [line.partition("the connection failed: ")[2] for line in lines[:2]]
+    assert len(set(causes)) == 2, lines
+    assert all(causes), lines
+
+
 def test_each_gateway_is_told_an_address_that_it_can_reach(tmp_path: Path) -> None:
     async def scene() -> None:
         async with Scripted(demand()) as gateway, opened(tmp_path) as manager:
