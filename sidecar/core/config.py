@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.shared.addresses import is_loopback
-from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Path, Reading, readable, shortened
+from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Path, Reading, needed, readable, shortened
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
@@ -103,6 +103,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
         no other has sockets."""
         if self.engine_addresses is not None:
             return self.engine_addresses
+        needed(self.state_file)
         return own_sockets(posixpath.dirname(posixpath.join(folder, self.state_file)), self.models)
 
     def served_name(self, profile: str) -> str:

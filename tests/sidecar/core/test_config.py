@@ -137,6 +137,11 @@ def test_engines_listen_on_sockets_of_this_user_wherever_gateways_are() -> None:
     assert long == config.pool("/" + "d" * 90) != config.pool("/" + "d" * 91)
 
 
+def test_a_state_file_that_is_no_name_is_told_where_the_engines_sockets_would_be_beside_it() -> None:
+    (said,) = problems(f"{A}state_file: [1]")
+    assert "state_file: found a list" in said
+
+
 def test_ports_are_warned_of_and_most_where_models_may_sleep() -> None:
     (who,) = warnings(decode(f"{A}engine_addresses: 8100-8199".encode()))
     assert "every user of this machine" in who
