@@ -175,15 +175,7 @@ class Parent:
         )
         self._begun.add((role, number))
         _tell_seats(place, True)  # clients wait for the moment that it takes
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            pid = os.fork()
-        except OSError:
-            _tell_seats(place, False)
-            for each in (ours, theirs):
-                each.close()
-            raise
+        pid = _forked(place, ours, theirs)
         if pid == 0:
             self._child(place, ours)
         theirs.close()
@@ -223,8 +215,7 @@ class Parent:
         except BaseException:  # the last frame of the process: what it was is told
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
             os._exit(status)
 
     def _wait(self) -> bool:
@@ -232,9 +223,8 @@ class Parent:
         gateway before."""
         takes = False
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
         by_descriptor = {child.beats.fileno(): child for child in self._children.values()}
-        for descriptor in by_descriptor:
+        for descriptor in (self._wake, *by_descriptor):
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(LOOK * 1000 / 2):
             if descriptor == self._wake:
@@ -306,8 +296,7 @@ class Parent:
         if who not in self._ready and not (self._taken and code < 0):  # it cannot start
             if code < 0:  # else it has said why
                 self._say(f"{child} was killed by signal {-code} before it served: the gateway stops")
-            self._status = code if code > 0 else 1
-            self._terms = 1
+            self._status, self._terms = max(1, code), 1
             self._decider_gone()
             return
         quick = time.monotonic() - child.at < QUICK
@@ -319,14 +308,13 @@ class Parent:
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for who in [who for who, at in self._due.items() if at <= now]:
+        for who in [who for who, at in self._due.items() if at <= now and not self._terms]:
             del self._due[who]
-            if not self._terms:
-                try:
-                    self._start(*who)
-                except OSError as error:  # as of a machine that has no process or memory left: the others go on
-                    self._say(f"no {who[0]} can be started: {error}: again in {LATEST:g} s")
-                    self._due[who] = now + LATEST
+            try:
+                self._start(*who)
+            except OSError as error:  # as of a machine that has no process or memory left: the others go on
+                self._say(f"no {who[0]} can be started: {error}: again in {LATEST:g} s")
+                self._due[who] = now + LATEST
 
     def _look(self) -> None:
         """Kill who has said nothing for too long."""
@@ -381,6 +369,24 @@ class Parent:
                 os.kill(child.pid, signal.SIGKILL)
             else:
                 _order_end(child)
+
+
+def _forked(place: Place, *pipes: socket.socket) -> int:
+    """Fork, and return what fork(2) does. Raises OSError where the system has no room: the child's seats and pipes are
+    free then."""
+    _flush()
+    try:
+        return os.fork()
+    except OSError:
+        _tell_seats(place, False)
+        for pipe in pipes:
+            pipe.close()
+        raise
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _order_end(child: Process) -> None:
