@@ -440,8 +440,8 @@ async def raw(made: Setting) -> RawRelay:
 
 
 GARBAGE = [
-    (b"\xff" * 64, "a relay was cut off: a frame of 4294967295 bytes, where 1 to 4194304 are taken"),
-    (struct.pack(">I", 2**30), "a relay was cut off: a frame of 1073741824 bytes, where 1 to 4194304 are taken"),
+    (b"\xff" * 64, "a relay was cut off: a frame of 4294967295 bytes, where 1 to 67108864 are taken"),
+    (struct.pack(">I", 2**30), "a relay was cut off: a frame of 1073741824 bytes, where 1 to 67108864 are taken"),
     (b"POST / HTTP/1.1\r\n\r\n", "a relay was cut off: a frame of 1347375956 bytes"),
     (struct.pack(">I", 2) + b"\x91\xc0", "a relay was cut off: no frame of ours: Expected `array`, got `None`"),
 ]

@@ -307,7 +307,7 @@ def test_a_gateway_that_does_not_read_holds_the_engine_up() -> None:
             async with asyncio.timeout(60):
                 while same < 5:  # nothing moves any more: all buffers on the way are full
                     await asyncio.sleep(0.05)
-                    (transport,) = [each._transport for each in found.relay._server._shared.open]
+                    (transport,) = [each.transport for each in found.relay._server._shared.open]
                     now = transport.get_write_buffer_size()
                     before, same = now, same + 1 if now == before and now > 0 else 0
             assert now < 2 * 1024**2
