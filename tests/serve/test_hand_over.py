@@ -164,10 +164,10 @@ def test_what_a_call_uses_is_counted_once_whether_it_ran_or_waited_at_the_hand_o
     async def scenario() -> None:
         async with running(path, PRICED) as (old, ending):
             made: Any = old
+            began = old.gateway.clock()
             calls = [Asking(made, made.gateway.decider, str(number)) for number in range(3)]  # two run, one waits
             for each in calls[:2]:
                 await each.granted.wait()
-            began = old.gateway.clock()
             await asyncio.sleep(0.2)
             sockets = await taken_from(path)
             assert sockets.taken is not None
