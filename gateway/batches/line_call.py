@@ -14,7 +14,7 @@ import msgspec
 from gateway.batches.site import BatchSite
 from gateway.core.batches.results import MAX_ANSWER
 from gateway.core.request.body_memory import SMALL, BodyLease
-from gateway.core.request.outcome import MODEL_AWAY
+from gateway.core.request.outcome import MODEL_AWAY, Outcome
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Account
 from gateway.relay.inner_client import InnerClient, inner_request
@@ -23,7 +23,9 @@ from gateway.shared.threads import in_thread
 
 PEER = "batch"  # in place of a client's address
 HIGH = 256 * 1024  # bytes of an answer that are held in memory
-NO_ENGINE = frozenset((b"no_engine", b"model_unavailable", NO_MEMORY.encode()))  # reasons: none has the model
+WITHOUT_ENGINE = frozenset(
+    reason.encode() for reason in (Outcome.NO_ENGINE.value, Outcome.MODEL_UNAVAILABLE.value, NO_MEMORY)
+)
 
 
 class LineAnswer(msgspec.Struct, frozen=True):
@@ -165,7 +167,7 @@ class LineCall:
         self._end(
             LineAnswer(
                 int(first.split(b" ")[1]), b"".join(self._parts), None if after is None else float(after), helps,
-                self._file, away=reason in NO_ENGINE,
+                self._file, away=reason in WITHOUT_ENGINE,
             )
         )  # fmt: skip
 

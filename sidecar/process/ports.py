@@ -47,7 +47,7 @@ def free_port(ports: Iterable[int], *, taken: Collection[int] = ()) -> int:
 
 
 def _lingering(ports: Collection[int]) -> list[int]:
-    """Those of the ports that have connections; none where the system does not tell."""
+    """Return the ports of these that have connections; none where the system does not tell."""
     try:
         local = [line.split()[1] for line in CONNECTIONS.read_text().splitlines()[1:]]
     except OSError:

@@ -202,7 +202,7 @@ class RequestReader:
             head.check_part(data[start:] if start else data, max(0, self._scanned - start))
         self._scanned = len(data)
         if len(data) > SMALL or self._held is not None:
-            self._count(len(data), self._socket.peer)
+            self._count(len(data))
         self._socket.arm(self._socket.since + self._shared.settings.headers_timeout)
 
     def _await_body(self, request: Request, head: HeadReader) -> None:
@@ -240,7 +240,7 @@ class RequestReader:
         size = len(data)
         try:
             if size > SMALL:
-                self._count(size, self._socket.peer)
+                self._count(size)
             self._last = self._last or size > self._shared.settings.max_pipelined_bytes
         except WireError:
             self._last = True
@@ -249,9 +249,9 @@ class RequestReader:
             data = b""
         self._buffer = data
 
-    def _count(self, size: int, owner: str) -> None:
+    def _count(self, size: int) -> None:
         """Count so many bytes as held here, in all. Raises WireError where there is no room for them."""
-        self._held = leased(self._held, self._shared.bodies, owner, size)
+        self._held = leased(self._held, self._shared.bodies, self._socket.peer, size)
 
     def _release(self) -> None:
         if self._held is not None:

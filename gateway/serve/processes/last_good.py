@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 SIZE = 64 * 1024 * 1024  # bytes; the kernel gives only those that are written
-HEAD = 8 + hashlib.sha256().digest_size  # bytes: of the length, and of the rest's hash: several processes may write
+LENGTH = 8  # bytes that the length has
+HEAD = LENGTH + hashlib.sha256().digest_size  # and the rest's hash, since several processes may write
 
 
 class LastGood(Generic[T]):
@@ -24,7 +25,7 @@ class LastGood(Generic[T]):
 
     def load(self) -> T | None:
         """The content; None: there is none yet, or a process has ended while it wrote."""
-        data = self._shared[HEAD : HEAD + int.from_bytes(self._shared[:8], "big")]
+        data = self._shared[HEAD : HEAD + int.from_bytes(self._shared[:LENGTH], "big")]
         if self._shared[:HEAD] != _head(data):
             return None
         found: T = pickle.loads(data)  # noqa: S301 # a process of ours wrote it
@@ -49,4 +50,4 @@ class LastGood(Generic[T]):
 
 
 def _head(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "big") + hashlib.sha256(data).digest()
+    return len(data).to_bytes(LENGTH, "big") + hashlib.sha256(data).digest()

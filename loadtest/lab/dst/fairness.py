@@ -115,9 +115,7 @@ class Fairness:
         """Move its tenant's counter by the difference."""
         who, more = _who(ticket), self._expected
         moved = self._queues.served(*who) - self._before
-        if (
-            more is None
-        ):  # charged in a class that a reload has done away with: the class it has now bears the difference
+        if more is None:  # its class has gone since: the one that it has now bears the difference
             self._served[who] += moved
         elif abs(moved - more) > ROUNDING:
             self._wrong(f"{who} is charged {moved:.0f} tokens more for {ticket.call.request_id}, expected {more:.0f}")

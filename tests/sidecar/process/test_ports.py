@@ -34,7 +34,7 @@ def test_a_port_that_another_has_is_passed_over(listening: bool, host: str) -> N
 
 
 def test_the_port_of_an_engine_that_has_just_ended_is_the_last_resort() -> None:
-    """Its side has closed a connection, as vLLM does, and the kernel keeps that for a minute."""
+    """The server has closed a connection first, as vLLM does, and the kernel keeps that for a minute."""
     with socket.socket() as engine:
         engine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         engine.bind(("127.0.0.1", 0))
