@@ -203,7 +203,7 @@ class Queues:
     def _left(self, queue: ClassQueue) -> None:
         self._length -= 1
         if not queue.tickets and (not self._length or not self._waiting(queue.band)):
-            self._floors[queue.band] = queue.served
+            self._floors[queue.band] = max(self._floors[queue.band], queue.served)  # it may have made way
 
     def served(self, class_name: str, tenant: str) -> float:
         """The tenant's counter in its class: charges over weight."""

@@ -165,6 +165,18 @@ def test_a_class_that_comes_back_is_not_ahead_by_what_a_paused_one_was_not_serve
     assert Counter(each.call.class_name for each in went if each) == {"interactive": 3, "default": 3}
 
 
+def test_a_class_that_comes_back_is_not_ahead_by_it_either_once_that_one_is_served() -> None:
+    paused = {"batch"}
+    queues = Queues(dict.fromkeys(CLASSES, TrafficClass()), paused=lambda: paused)
+    pushed(queues, ticket("batch"), *(ticket("interactive") for _ in range(20)))
+    for _ in range(20):
+        queues.pop(yes, 0.0, paused)
+    paused.clear()
+    assert len(popped(queues)) == 1
+    pushed(queues, *(ticket("default") for _ in range(9)), *(ticket("interactive") for _ in range(9)))
+    assert Counter(each.call.class_name for each in popped(queues, 6)) == {"interactive": 3, "default": 3}
+
+
 def test_a_strict_class_goes_before_all_after_it() -> None:
     classes = {
         "first": TrafficClass(strict=True, weight=0.01),
