@@ -275,8 +275,8 @@ class Dispatch:
         successor = self.successor
         assert successor is not None  # noqa: S101 # it was set before
         now = self.clock()
-        for hold, grant in self.holds.items():
-            successor.holds(grant.call, hold)
+        for grant in self.holds.values():
+            successor.holds(grant)
             if grant.spending is not None:
                 grant.spending.end(now)
         self.waiting.hand_over(successor)

@@ -32,10 +32,11 @@ QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
 
 
 class LocalGrant:
-    """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited."""
+    """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited. `first_at`: time of
+    its first byte; 0: none has come."""
 
     __slots__ = (
-        "_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "half", "hold",
+        "_dispatch", "cached", "call", "ending", "engine", "expected", "first_at", "half", "hold",
         "prefill", "probe", "spending", "tells", "ticket",
     )  # fmt: skip
 
@@ -57,7 +58,7 @@ class LocalGrant:
         dispatch.holds[hold] = self
         self.probe = engine.breaker.sent(now)
         self.ending = NEUTRAL  # until it is known how it ended
-        self._first_at = 0.0
+        self.first_at = 0.0
         self.prefill: Prefill | None = None
         self.half: PrefillHalf | None = None
         self.spending: Spending | EngineTime | None = None  # at a provider, or of an engine's time
@@ -127,7 +128,7 @@ class LocalGrant:
 
     def first_byte(self, now: float) -> None:
         call, engine = self.call, self.engine
-        self._first_at = now
+        self.first_at = now
         engine.breaker.first_byte(self.probe)
         dispatch = self._dispatch
         if dispatch.fleet.is_large:
@@ -152,7 +153,7 @@ class LocalGrant:
 
     def began(self, at: float) -> None:
         """The first byte of an answer that another decider has seen begin: it teaches nothing here."""
-        self._first_at = at
+        self.first_at = at
         self.hold.first_byte(at, teach=False)
 
     def _remember(self, now: float) -> None:
@@ -170,7 +171,7 @@ class LocalGrant:
         if self._dispatch.successor is not None:
             self._dispatch.successor.finished(self.hold, now, prompt_tokens, completion_tokens, cached_tokens)
         tokens = completion_tokens / self.call.n
-        began = self._first_at if self.tells else self.hold.taken_at + self.expected
+        began = self.first_at if self.tells else self.hold.taken_at + self.expected
         self.engine.speed.learn_tpot(tokens, now - began, timed=self.tells)
         self.engine.speed.learn_pace(tokens, now - began)
 
@@ -307,7 +308,7 @@ class LocalGrant:
         if hold.live:
             hold.release()
             now = self._dispatch.clock()
-            if self._first_at and self.engine.health.up:
+            if self.first_at and self.engine.health.up:
                 self._remember(now)  # only from now on may the engine evict it
             self.engine.breaker.ended(self.probe, self.ending, now)
             if self.spending is not None:

@@ -16,8 +16,8 @@ class Successor(Protocol):
     """Gateway that grants from now on. It gets a report of what calls hold here, and a question for every further
     grant."""
 
-    def holds(self, call: Call, hold: Hold) -> None:
-        """The call has this hold."""
+    def holds(self, grant: LocalGrant) -> None:
+        """The grant's call has its hold."""
 
     def began(self, hold: Hold, now: float) -> None:
         """The engine has read the prompt."""

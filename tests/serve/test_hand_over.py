@@ -22,6 +22,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from gateway.cli import parser_for
+from gateway.core.engines.speed import TPOT
 from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.decider.loading import Configuration
@@ -194,6 +195,31 @@ def test_what_a_call_uses_is_counted_once_whether_it_ran_or_waited_at_the_hand_o
                 await ending
                 await old.port.aclose()
                 assert sum(micro for micro, _ in old.gateway.limits.money.totals.values()) == before, "kept is kept"
+
+    run(scenario)
+
+
+def test_the_successor_learns_of_a_call_what_its_own_teach_it(path: Path) -> None:
+    """Time per output token is measured from the first byte, not from the grant."""
+
+    async def scenario() -> None:
+        async with running(path) as (old, ending):
+            made: Any = old
+            call = Asking(made, made.gateway.decider)
+            await call.granted.wait()
+            await asyncio.sleep(1.0)
+            assert call.grant is not None
+            call.grant.first_byte(old.gateway.clock())
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            async with side(sockets) as new:
+                await new.port.take_over(sockets.taken)
+                call.grant.finished(old.gateway.clock(), 400, 20, None)
+                await call.end()
+                await until(lambda: new.engine.ledger.held == 0)
+                assert new.engine.speed.tpot == pytest.approx(old.engine.speed.tpot) != TPOT
+                await ending
+                await old.port.aclose()
 
     run(scenario)
 

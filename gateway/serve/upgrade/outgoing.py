@@ -58,12 +58,14 @@ class OutgoingCalls:
 
     # -- what the dispatch tells and asks -----------------------------------------------------------------------
 
-    def holds(self, call: Call, hold: Hold) -> None:
+    def holds(self, grant: LocalGrant) -> None:
+        call, hold = grant.call, grant.hold
         asked = AskedCall(self.link, call)
         asked.ask = ask_of(asked.number, call, 0, wait=True)
         asked.ask.facts = facts_of(call)
-        asked.first_byte = 0.0 if hold.awaited else hold.taken_at
+        asked.first_byte = 0.0 if hold.awaited else grant.first_at or hold.taken_at
         asked.terms = terms_of(asked.number, 0, 0, call, hold)
+        asked.terms.cached, asked.terms.expected = grant.cached, grant.expected  # what its end is to teach goes by them
         self._grants[hold] = RemoteGrant(asked, alone=True)
 
     def began(self, hold: Hold, now: float) -> None:
