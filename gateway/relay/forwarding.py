@@ -16,6 +16,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.model_name import with_model
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
+from gateway.core.request.settlement import clamped_usage
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.answer import Relay
 from gateway.relay.attempts import Attempts, failure
@@ -121,7 +122,8 @@ class Forwarding(msgspec.Struct, eq=False):
         if reply.status < 400:
             grant.first_byte(first_byte)
             usage.whole(body)
-            grant.wrote(call.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens)
+            told = call.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+            grant.wrote(clamped_usage(call, len(call.body), told, 0, self._decider.context)[0])
             if usage.prompt_tokens is not None:
                 self._decider.learn(call, usage.prompt_tokens, 0)
         return Exchanged(
