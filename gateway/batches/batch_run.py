@@ -11,7 +11,7 @@ import contextlib
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
 
 from gateway.batches import tables
 from gateway.batches.line_call import STORAGE_FULL, LineAnswer, LineCall
@@ -158,32 +158,45 @@ class BatchRun:
         return min(WINDOW_SECONDS, self._batch.expires_at - self._site.now())
 
     async def _all_lines(self) -> None:
-        """Send each line. Those of a model that no engine has are left, so that they keep no other from being sent."""
+        """Send each line. Those of a model that no engine has are left until it may be back, and hold up no other."""
         async with asyncio.TaskGroup() as group:
-            await self._begin(group, None)
+            async for line in self._pending(0, sys.maxsize):
+                await self._begin_due(group)
+                await self._begin(group, line)
             while self._running or self._unserved:
-                if not self._unserved:
+                if self._unserved:
+                    await asyncio.sleep(min(CLOCK, *map(self._away_for, self._unserved)))
+                    await self._begin_due(group)
+                else:
                     await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                    continue
-                await asyncio.sleep(min(CLOCK, *map(self._away_for, self._unserved)))
-                due = [model for model in self._unserved if not self._away_for(model)]
-                if due:
-                    await self._begin(group, {number: model for model in due for number in self._unserved.pop(model)})
 
-    async def _begin(self, group: asyncio.TaskGroup, due: Mapping[int, str] | None) -> None:
-        """Begin all lines without a result, or those of these numbers, which were left because of their models."""
-        after = 0
+    async def _begin_due(self, group: asyncio.TaskGroup) -> None:
+        """Begin the lines that were left, of models that may be back."""
+        due = [model for model in self._unserved if not self._away_for(model)]
+        models = {number: model for model in due for number in self._unserved.pop(model)}
+        if not models:
+            return
+        async for line in self._pending(min(models) - 1, max(models)):
+            model = models.get(line.number)
+            if model is not None and self._away_for(model):  # the first of them have found it so
+                self._unserved[model].add(line.number)
+            elif model is not None:
+                self._site.lines["again"] += 1
+                await self._begin(group, line)
+
+    async def _begin(self, group: asyncio.TaskGroup, line: BatchLine) -> None:
+        await self._ahead.acquire()
+        task = group.create_task(self._line(line))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    async def _pending(self, after: int, last: int) -> AsyncIterator[BatchLine]:
+        """Yield the lines without a result behind number `after`, up to `last`."""
         while lines := await self._site.storage.run(tables.pending, row=self._row, after=after):
             for line in lines:
-                model = None if due is None else due.get(line.number)
-                if model is not None and self._away_for(model):  # the first of them have found it so
-                    self._unserved[model].add(line.number)
-                elif model is not None or due is None:
-                    await self._ahead.acquire()
-                    task = group.create_task(self._line(line))
-                    self._running.add(task)
-                    task.add_done_callback(self._ended)
-                    self._site.lines["again"] += due is not None
+                if line.number > last:
+                    return
+                yield line
             after = lines[-1].number
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,18 +49,19 @@ def lost(machine: Box) -> None:
     assert until(lambda: not machine.engines(), 60.0) is not None
 
 
-def test_lines_without_an_engine_keep_no_other_model_from_being_served(tmp_path: Path) -> None:
-    """More of them than lines may be under way."""
-    engines = [SimEngine(tmp_path / f"{model}.log", "--model", model) for model in ("sim", "other")]
-    sim, other = engines
+@contextlib.contextmanager
+def batch_beside_a_lost_engine(
+    tmp_path: Path, models: Sequence[str], tokens: int
+) -> Iterator[tuple[Gateway, OpenAI, str, Callable[[], None]]]:
+    """A batch of lines for `sim` and `other`, whose engine has ended; what is called last starts it again."""
+    sim, other = [SimEngine(tmp_path / f"{model}.log", "--model", model) for model in ("sim", "other")]
     file = tmp_path / "policy.yaml"
     file.write_text(
         "storage: kept\nbatches: {in_flight: 2}\nrouting: {hold_unserved: 0s}\n"
         f"fleet: {{poll: 200ms, health: 500ms, engines: [{{url: '{sim.url}'}}, {{url: '{other.url}'}}]}}\n"
     )
-    models = [*("other",) * 5, *("sim",) * 5]
     lines = [
-        {"custom_id": f"{number}", "method": "POST", "url": CHAT, "body": body(model=model)}
+        {"custom_id": f"{number} {model}", "method": "POST", "url": CHAT, "body": body(model=model, max_tokens=tokens)}
         for number, model in enumerate(models)
     ]
     with sim.child, other.child, contextlib.ExitStack() as later:
@@ -70,14 +72,38 @@ def test_lines_without_an_engine_keep_no_other_model_from_being_served(tmp_path:
         assert until(lambda: refused(openai, "other"), 60.0) is not None
         stored = openai.files.create(file=("in", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
         id = openai.batches.create(input_file_id=stored.id, endpoint=CHAT, completion_window="24h").id
+
+        def again() -> None:
+            port = str(urlsplit(other.url).port)
+            later.enter_context(SimEngine(tmp_path / "again.log", "--model", "other", "--port", port).child)
+
+        yield gateway, openai, id, again
+        assert "Traceback" not in gateway.child.output()
+
+
+def test_lines_without_an_engine_keep_no_other_model_from_being_served(tmp_path: Path) -> None:
+    """More of them than lines may be under way."""
+    models = [*("other",) * 5, *("sim",) * 5]
+    with batch_beside_a_lost_engine(tmp_path, models, 3) as (gateway, openai, id, again):
         counts = lambda: str(openai.batches.retrieve(id).request_counts)  # noqa: E731
         assert until(lambda: "completed=5, failed=0" in counts(), 60.0) is not None, counts()
         assert gateway.total("weir_batch_lines_total", result="again") <= 60.0, "each line is not tried each time"
-        port = urlsplit(other.url).port
-        later.enter_context(SimEngine(tmp_path / "again.log", "--model", "other", "--port", str(port)).child)
+        again()
         assert until(lambda: openai.batches.retrieve(id).status == "completed", 90.0, every=0.2) is not None, counts()
         assert "completed=10, failed=0" in counts()
-        assert "Traceback" not in gateway.child.output()
+
+
+def test_lines_whose_engine_is_back_are_sent_before_all_others_have_been(tmp_path: Path) -> None:
+    models = [*("other",) * 3, *("sim",) * 20]
+    with batch_beside_a_lost_engine(tmp_path, models, 200) as (_, openai, id, again):
+        counts = lambda: str(openai.batches.retrieve(id).request_counts)  # noqa: E731
+        assert until(lambda: "completed=" in counts() and "completed=0," not in counts(), 60.0) is not None, counts()
+        again()
+        assert until(lambda: openai.batches.retrieve(id).status == "completed", 200.0, every=0.2) is not None
+        results = openai.files.content(openai.batches.retrieve(id).output_file_id or "").text.splitlines()
+        places = [place for place, result in enumerate(results) if "other" in json.loads(result)["custom_id"]]
+        assert len(places) == 3
+        assert max(places) < 20, "the last of them would be at 22"
 
 
 @pytest.mark.parametrize(("restarts", "reason"), [(False, "no_engine"), (True, "model_away")])
