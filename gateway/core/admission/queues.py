@@ -2,10 +2,10 @@
 
 Late binding: calls wait here and not inside vLLM, so order can still be decided. Between classes this is fair
 queueing by virtual counters: each class counts the tokens it was served over its weight, and the class with the
-smallest counter goes next. A class that comes back from idleness is lifted to the smallest active counter, so nobody
-saves up credit by staying away. Two backlogged classes stay within one call's tokens over weight of each other
-(Start-time Fair Queueing, Goyal 1996). These are estimates for good: they are what is held on the engines. The order
-within a class is in `fairness.py`.
+smallest counter goes next. A class that comes back from idleness is lifted to the smallest active counter, and at
+least to the counter of the last class whose turn it was, so nobody saves up credit by staying away. Two backlogged
+classes stay within one call's tokens over weight of each other (Start-time Fair Queueing, Goyal 1996). These are
+estimates for good: they are what is held on the engines. The order within a class is in `fairness.py`.
 
 Bands: a strict class ends its band. Classes of one band share by weight; a later band gets what they leave.
 
@@ -173,6 +173,8 @@ class Queues:
             if not held_up or queue.settings.reserve:
                 for candidate in queue.candidates(ticket):
                     if fits(candidate):
+                        if not (held_up or queue.settings.headroom or queue.starving(ticket, now)):
+                            self._floors[queue.band] = max(self._floors[queue.band], queue.served)  # it was its turn
                         queue.take(candidate, now)
                         self._left(queue)
                         return candidate

@@ -177,6 +177,20 @@ def test_a_class_that_comes_back_is_not_ahead_by_it_either_once_that_one_is_serv
     assert Counter(each.call.class_name for each in popped(queues, 6)) == {"interactive": 3, "default": 3}
 
 
+def test_nor_while_that_one_catches_up() -> None:
+    paused = {"batch"}
+    queues = Queues(dict.fromkeys(CLASSES, TrafficClass()), paused=lambda: paused)
+    pushed(queues, *(ticket(name) for name in ("batch", "interactive") for _ in range(40)))
+    for _ in range(20):
+        queues.pop(yes, 0.0, paused)
+    paused.clear()
+    assert popped(queues, 1)[0].call.class_name == "batch"
+    pushed(queues, *(ticket("default") for _ in range(9)))
+    paused.add("batch")
+    went = [queues.pop(yes, 0.0, paused) for _ in range(6)]
+    assert Counter(each.call.class_name for each in went if each) == {"interactive": 3, "default": 3}
+
+
 def test_a_strict_class_goes_before_all_after_it() -> None:
     classes = {
         "first": TrafficClass(strict=True, weight=0.01),
