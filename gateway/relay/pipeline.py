@@ -36,6 +36,7 @@ from gateway.core.request.outcome import AwaitsKeys, Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
+from gateway.core.request.settlement import clamped_usage
 from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.core.routes.provider_call import may_leave
 from gateway.relay.active_call import ActiveCall
@@ -317,7 +318,8 @@ class Pipeline:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:
             record.settled = True
-            record.prompt_tokens = part.prompt_tokens
+            told, context = part.prompt_tokens, self.decider.context
+            record.prompt_tokens = clamped_usage(call, record.bytes_in, told, 0, context)[0]
         admission.settle(record.prompt_tokens, self.clock())
         if call.asked_model and part.status < 400:
             body = named(body, call.asked_model)
