@@ -299,6 +299,7 @@ class LocalGrant:
         self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
         self.ending, self.cached = other.ending, other.cached
         self.prefill, self.half, self.spending = other.prefill, other.half, other.spending
+        self._dispatch.holds[self.hold] = self  # which has the first byte, for a successor
 
     def close(self) -> None:
         """Tells the engine's breaker how it went, too."""

@@ -199,16 +199,19 @@ def test_what_a_call_uses_is_counted_once_whether_it_ran_or_waited_at_the_hand_o
     run(scenario)
 
 
-def test_the_successor_learns_of_a_call_what_its_own_teach_it(path: Path) -> None:
-    """Time per output token is measured from the first byte, not from the grant."""
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_successor_learns_of_a_call_what_its_own_teach_it(path: Path, moved: bool) -> None:
+    """Time per output token is measured from the first byte, not from the grant. `moved`: another attempt was made."""
 
     async def scenario() -> None:
         async with running(path) as (old, ending):
             made: Any = old
             call = Asking(made, made.gateway.decider)
             await call.granted.wait()
-            await asyncio.sleep(1.0)
             assert call.grant is not None
+            if moved:
+                await call.grant.move(frozenset())
+            await asyncio.sleep(1.0)
             call.grant.first_byte(old.gateway.clock())
             sockets = await taken_from(path)
             assert sockets.taken is not None
