@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
 from gateway.batches import tables
@@ -29,6 +30,7 @@ from gateway.shared.threads import in_thread, to_its_end
 
 LOST = LineFault("results_missing", "results of this batch are gone from the gateway's disk")
 SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
+PART = 8  # of the lines that may be under way, one of so many finds out whether an engine has a model again
 CLOCK = 5.0  # seconds between two looks at the clock, which may be set, or stand still with the machine
 NO_TENANT = LineAnswer(503, b"", 60.0)  # a reload may bring it back
 NO_ENGINE = LineAnswer(503, b"", 5.0)  # sent while none is up, a line could get 404 for its model, and keep that
@@ -57,6 +59,8 @@ class BatchRun:
         self._running: set[asyncio.Task[None]] = set()  # of the same
         self._unserved: defaultdict[str, set[int]] = defaultdict(set)  # numbers of lines without an engine, by model
         self._away: dict[str, float] = {}  # until when they are left, in seconds of the loop's clock
+        self._trying: Counter[str] = Counter()  # calls under way that find out whether an engine has a model again
+        self._most_trying = max(1, site.policy.in_flight // PART)  # of one model: it may be long until they know
 
     async def run(self) -> None:
         """Run the batch to its end. Raises OSError and StorageError of the disk, alone or in a group."""
@@ -164,24 +168,24 @@ class BatchRun:
                 await self._begin_due(group)
                 await self._begin(group, line)
             while self._running or self._unserved:
-                if self._unserved:
-                    await asyncio.sleep(min(CLOCK, *map(self._away_for, self._unserved)))
-                    await self._begin_due(group)
+                wait = min([CLOCK, *map(self._left_for, self._unserved)])
+                if self._running:
+                    await asyncio.wait(self._running, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.sleep(wait)
+                await self._begin_due(group)
 
     async def _begin_due(self, group: asyncio.TaskGroup) -> None:
         """Begin the lines that were left, of models that may be back."""
-        due = [model for model in self._unserved if not self._away_for(model)]
+        due = [model for model in self._unserved if not self._left_for(model)]
         models = {number: model for model in due for number in self._unserved.pop(model)}
         if not models:
             return
         async for line in self._pending(min(models) - 1, max(models)):
             model = models.get(line.number)
-            if model is not None and self._away_for(model):  # the first of them have found it so
+            if model is not None and self._left_for(model):  # the first of them find out, or have found it away
                 self._unserved[model].add(line.number)
             elif model is not None:
-                self._site.lines["again"] += 1
                 await self._begin(group, line)
 
     async def _begin(self, group: asyncio.TaskGroup, line: BatchLine) -> None:
@@ -203,9 +207,13 @@ class BatchRun:
         self._running.discard(task)
         self._ahead.release()
 
-    def _away_for(self, model: str) -> float:
-        """Seconds for which lines of the model are left."""
-        return max(0.0, self._away.get(model, 0.0) - asyncio.get_running_loop().time())
+    def _left_for(self, model: str) -> float:
+        """Seconds for which lines of the model are left; inf: until those know that find out whether it is back."""
+        if model not in self._away:
+            return 0.0
+        if self._trying[model] >= self._most_trying:
+            return math.inf
+        return max(0.0, self._away[model] - asyncio.get_running_loop().time())
 
     async def _line(self, line: BatchLine) -> None:
         """Send a line until it has a result, and keep the result, or until it is left."""
@@ -246,7 +254,7 @@ class BatchRun:
         if found is None:
             return CHANGED
         body, model = found[0], sys.intern(found[1])
-        if self._away_for(model):
+        if self._left_for(model):
             self._unserved[model].add(line.number)
             return None
         fields = {
@@ -260,16 +268,22 @@ class BatchRun:
             fields[b"x-weir-class"] = name.encode()
         sent = LineCall(site, ROUTES[self._batch.endpoint.encode()], account, fields, body)
         call.callback(sent.close)
+        tries = model in self._away
+        self._trying[model] += tries
         site.calls += 1
         try:
             answer = await sent.answer
         finally:
             site.calls -= 1
+            self._trying[model] -= tries
         pause = again_in(answer.status, answer.retry_after, answer.helps, 1) if answer.away else None
         if pause is None:
+            if answer.status < 500:
+                self._away.pop(model, None)
             return answer
         self._away[model] = asyncio.get_running_loop().time() + pause * random.uniform(1.0, 1.25)  # noqa: S311 # as above
         self._unserved[model].add(line.number)
+        site.lines["again"] += 1
         return None
 
     # -- its end --------------------------------------------------------------------------------------------------

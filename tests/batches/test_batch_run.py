@@ -1,11 +1,18 @@
-"""End of a batch: its files are nobody's to clear before the storage knows them; a disk that fails is waited for."""
+"""Run of a batch: a model without an engine takes no other's places; a disk that fails is waited for.
+
+At its end its files are nobody's to clear before the storage knows them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,8 +24,11 @@ from gateway.batches.tables import Sizes
 from gateway.core.batches.lines import BatchLine
 from gateway.core.batches.objects import BatchObject
 from gateway.core.policy.batches import BatchesPolicy
+from gateway.core.policy.policy import Policy
 from gateway.core.request.body_memory import BodyMemory
+from gateway.core.request.tenants import ANONYMOUS, Tenants
 from gateway.relay.pipeline import Pipeline
+from gateway.relay.wire.responder import Responder
 from gateway.shared.storage import Storage
 
 
@@ -105,3 +115,66 @@ def test_a_batch_whose_disk_has_failed_waits_whatever_other_processes_do(
     asyncio.run(main())
     assert len(said) == 1, said
     assert said[0].endswith("file-1-output.part: Is a directory: tried again in 30 s")
+
+
+class Models:
+    """In place of the pipeline. `sim` has an engine; what asks for `gone` waits, and is refused, until it is back."""
+
+    def __init__(self, back_after: int) -> None:
+        policy = Policy()
+        self.current = SimpleNamespace(policy=policy, snapshot=SimpleNamespace(tenants=Tenants(policy)))
+        self.decider = SimpleNamespace(up=True)
+        self.answered: Counter[str] = Counter()
+        self.waiting: list[int] = []  # lines for `gone` that wait, at each that comes once one has been refused
+        self._back_after = back_after  # lines for `sim`
+        self._wait = self._refused = 0
+
+    def begin(self, request: Any, responder: Responder, *_: Any) -> None:
+        model, loop = json.loads(request.body)["model"], asyncio.get_running_loop()
+        if model == "sim" or self.answered["sim"] >= self._back_after:
+            loop.call_later(0.001, self._answer, model, responder)
+            return
+        self._wait += 1
+        if self._refused:
+            self.waiting.append(self._wait)
+        loop.call_later(0.1, self._refuse, responder)
+
+    def _answer(self, model: str, responder: Responder) -> None:
+        self.answered[model] += 1
+        responder.send(200, b"content-type: application/json\r\n", b"{}")
+
+    def _refuse(self, responder: Responder) -> None:
+        self._wait -= 1
+        self._refused += 1
+        responder.send(503, b"x-weir-reason: no_engine\r\nretry-after: 0\r\n", b"{}")
+
+
+def test_lines_that_find_out_whether_an_engine_is_back_leave_the_places_to_others(tmp_path: Path) -> None:
+    models, lines = Models(back_after=200), ["gone"] * 20 + ["sim"] * 300
+
+    async def main() -> None:
+        storage = Storage(tmp_path)
+        await storage.open()
+        site = BatchSite(BatchesPolicy(in_flight=8), storage, cast(Any, models), BodyMemory(2**30, 1.0), print)
+        site.folder.make()
+        url = "/v1/completions"
+        bodies = [{"model": model, "prompt": "x"} for model in lines]
+        (site.folder.path / "file-1").write_text("\n".join([
+            json.dumps({"custom_id": f"{number}", "method": "POST", "url": url, "body": body})
+            for number, body in enumerate(bodies)
+        ]))  # fmt: skip
+        batch = BatchObject(
+            id="batch_1", endpoint=url, input_file_id="file-1", status="validating", created_at=site.now(),
+            expires_at=site.now() + 3600,
+        )  # fmt: skip
+        add = partial(tables.add_batch, tenant=ANONYMOUS, batch=batch, keep_until=2**40, most=1, most_bytes=2**30)
+        assert await storage.run(add)
+        (stored,) = await storage.run(tables.unfinished)
+        async with asyncio.timeout(60):
+            await BatchRun(site, stored).run()
+        assert await storage.run(lambda database: tables.status_of(database, 1)) == "completed"
+        await storage.aclose()
+
+    asyncio.run(main())
+    assert models.answered == Counter(lines)
+    assert set(models.waiting) == {1}, "of 8 places"
