@@ -71,14 +71,26 @@ def total(url: str, name: str, **labels: str) -> float:
     return sum(value for has, value in samples(url, name) if all(has.get(key) == labels[key] for key in labels))
 
 
-def free_port() -> int:
-    """A TCP port of loopback that nobody listens on, below those that the kernel gives to connections and to listeners
-    on port 0: so nobody else is given it by chance before it is used."""
+def walk(first: int, last: int) -> Iterator[int]:
+    """Iterate for ever over the ports from `first` up to `last`, not included, from anywhere on. Neighbours come far
+    apart: whoever is given a port may take some behind it too."""
+    at = secrets.randbelow(last - first)
     while True:
-        port = 10_000 + secrets.randbelow(10_000)
+        yield first + at
+        at = (at + 11) % (last - first)
+
+
+ports = walk(10_000, 20_000)  # below those that the kernel gives to connections and to listeners on port 0
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on. Nobody else is given it by chance before it is used, or while its
+    server is stopped."""
+    for port in ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            break
+    return port
 
 
 def until(condition: Callable[[], bool], timeout: float, *, every: float | None = None) -> float | None:
@@ -199,7 +211,7 @@ class Child:
 
 
 class Gateway:
-    """`gateway serve` on ephemeral ports. `/readyz` has answered 200, unless `ready` is False. `with` stops it."""
+    """`gateway serve` on free ports. `/readyz` has answered 200, unless `ready` is False. `with` stops it."""
 
     def __init__(
         self,
@@ -209,7 +221,7 @@ class Gateway:
         timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+        ports = ("--listen", f"127.0.0.1:{free_port()}", "--control", f"127.0.0.1:{free_port()}")
         self.child = Child("gateway", [sys.executable, "-m", "gateway.cli", "serve", *ports, *arguments], log, env=env)
         with self.child.starting():
             self.url = self.child.line(r"^data port (http://\S+)", timeout)

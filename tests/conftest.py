@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from loadtest import processes
 from loadtest.processes import Child
 from tests.examples import QUICK, USUAL, WHOLE
 from tests.nursery import Nurseries
@@ -44,10 +45,13 @@ LONGEST = (
 def pytest_configure(config: pytest.Config) -> None:
     """Undo what children of the tests would inherit: a script's background jobs ignore SIGINT, nohup's SIGHUP. Let them
     keep temporary files in a folder that goes with the tests: a gateway that is killed removes none. Certificates of
-    authorities are looked for there too: to read the system's takes each client of OpenAI's longer than a call."""
+    authorities are looked for there too: to read the system's takes each client of OpenAI's longer than a call. Each
+    worker has ports of its own: another's server would take the place of one that is stopped."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    eighth = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    processes.ports = processes.walk(10_000 + 1250 * eighth, 11_250 + 1250 * eighth)
     nurseries = Nurseries()
     Child.started = staticmethod(nurseries.start)
     config.add_cleanup(nurseries.close)

@@ -23,6 +23,7 @@ from gateway.decider.kubernetes.source import PodEngines
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.serve.starting import ApplyError
+from loadtest.processes import free_port
 from tests.certificates import certificate
 
 TOKEN = "a-service-account"  # noqa: S105 # of the test
@@ -62,8 +63,8 @@ class ApiServer:
         self.port = 0
 
     async def start(self) -> ServiceAccount:
+        self.port = self.port or free_port()  # one that nobody else is given where it is stopped
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
-        self.port = self._server.sockets[0].getsockname()[1]
         return ServiceAccount(f"https://localhost:{self.port}", self.folder)
 
     async def stop(self) -> None:

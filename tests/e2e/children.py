@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.processes import Child, Gateway, get
+from loadtest.processes import Child, Gateway, free_port, get
 from tests.raw_calls import chat
 
 PATIENCE = 300.0  # seconds without a byte: a real vLLM on a slow CPU takes a minute for four calls, one after another
@@ -23,7 +23,7 @@ class SimEngine:
     """A simulated engine in a process of its own, whose steps can be stopped and let go on."""
 
     def __init__(self, log: Path, *arguments: str) -> None:
-        argv = [sys.executable, "-m", "loadtest.engine", "--profile", "h100-8b", *arguments]
+        argv = [sys.executable, "-m", "loadtest.engine", "--profile", "h100-8b", "--port", str(free_port()), *arguments]
         self.child = Child("engine", argv, log)
         self.url = self.child.line(r"^ready (\S+)", 60.0)
 

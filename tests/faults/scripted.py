@@ -17,6 +17,7 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.loading import Configuration
 from gateway.serve.run import Gateway
 from gateway.shared.vllm.answers import ModelCard
+from loadtest.processes import free_port
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
@@ -65,8 +66,8 @@ class ScriptedEngine:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedEngine]:
+        self.port = self.port or free_port()  # one that nobody else is given where it is stopped
         self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, ssl=self.tls)
-        self.port = self._server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.processes import Child, Gateway, until
+from loadtest.processes import Child, Gateway, free_port, until
 from tests.operate.collector import Collector
 from tests.operate.prometheus import Prometheus
 from tests.sidecar.laid_out import lay_out
@@ -129,7 +129,7 @@ class OperatedSite:
 
     def start_engine(self, name: str) -> None:
         """Start an engine, at the address that it had before."""
-        port = urlsplit(self.urls[name]).port if name in self.urls else 0
+        port = urlsplit(self.urls[name]).port if name in self.urls else free_port()
         model = "other" if name == "c" else "sim"
         argv = [sys.executable, "-m", "loadtest.engine", "--port", str(port), "--model", model,
                 "--num-gpu-blocks", str(BLOCKS), "--profile", "l4-8b-fp8"]  # fmt: skip
