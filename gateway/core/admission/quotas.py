@@ -168,10 +168,7 @@ class QuotaBook:
         if policy.storage is None:
             return
         for name in policy.tenants:
-            windows = self._windows.get(name)
-            if windows is None:
-                windows = self._windows[name] = tuple([QuotaWindow(name, span, self.calendar) for span in SPANS])
-            quota = quota_of(policy, name)
+            windows, quota = self._windows_of(name), quota_of(policy, name)
             for window in windows:
                 amount = getattr(quota, window.span)
                 window.amount = amount if isinstance(amount, int) else None
@@ -204,10 +201,17 @@ class QuotaBook:
         for window, used in self._of_each(saved):
             window.goes_on(used, now)
 
+    def _windows_of(self, tenant: str) -> Windows:
+        """The windows of a tenant, made if there are none."""
+        windows = self._windows.get(tenant)
+        if windows is None:
+            windows = self._windows[tenant] = tuple([QuotaWindow(tenant, span, self.calendar) for span in SPANS])
+        return windows
+
     def _of_each(self, states: Iterable[Used]) -> Iterator[tuple[QuotaWindow, Used]]:
-        """Each state with its window, of tenants that are known."""
+        """Each state with its window, also of a tenant that a reload may bring back."""
         for used in states:
-            yield from ((window, used) for window in self._windows.get(used.tenant, ()) if window.span == used.span)
+            yield self._windows_of(used.tenant)[SPANS.index(used.span)], used
 
 
 def quota_of(policy: Policy, tenant: str) -> TokenQuota:

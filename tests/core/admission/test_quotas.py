@@ -244,6 +244,17 @@ def test_a_reload_keeps_what_is_used_also_of_a_tenant_that_was_gone_for_a_while(
     assert not it.quotas
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_restart_keeps_what_was_used_by_a_tenant_that_a_reload_brings_back(goes_on: bool) -> None:
+    it = book(DAILY, "{b: {}}")
+    kept = [Used("a", "day", MIDNIGHT - DAY, 900)]
+    (it.quotas.goes_on if goes_on else it.quotas.told)(kept, 1000.0)
+    it.apply(policy(DAILY), 1000.0)
+    refused(it, 101)
+    take(it, 100).settle(100, 1000.0)
+    assert it.quotas.states()[0] == Used("a", "day", MIDNIGHT - DAY, 1000), "no smaller number replaces it in the file"
+
+
 def test_what_was_kept_is_added_to_what_has_come_since_and_counts_once() -> None:
     it = book(DAILY)
     take(it, 50).settle(50, 1000.0)
