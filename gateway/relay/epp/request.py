@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from gateway.core.request.outcome import error_body
 from gateway.relay.wire.messages import CHUNKED, Request, answer
 
-OUTSIDE, FORWARDED = b"x-envoy-external-address", b"x-forwarded-for"
+OUTSIDE, INSIDE, FORWARDED = b"x-envoy-external-address", b"x-envoy-internal", b"x-forwarded-for"
 UNKNOWN = "proxy"  # in place of a client's address
 OBJECTIVE, CLASS = b"x-gateway-inference-objective", b"x-weir-class"
 # Headers of a client's that the proxy itself needs or sets; an engine is sent no other that the picker does not set.
@@ -60,8 +60,10 @@ def unusable_mode(mode: str) -> bytes:
 
 
 def _client(fields: dict[bytes, bytes]) -> str:
-    """Return the client's address as the proxy saw it: the last one that it has noted."""
-    text = fields.get(OUTSIDE) or fields.get(FORWARDED, b"").rpartition(b",")[2].strip()
+    """Return the client's address as the proxy saw it: the last one that it has noted. Of a client that Envoy counts
+    as internal, it passes the client's own word for an outside address on."""
+    outside = b"" if fields.get(INSIDE) == b"true" else fields.get(OUTSIDE)
+    text = outside or fields.get(FORWARDED, b"").rpartition(b",")[2].strip()
     try:
         return str(ipaddress.ip_address(text.decode("latin-1")))
     except ValueError:
