@@ -287,9 +287,15 @@ class LocalGrant:
         dispatch = self._dispatch
         if not self._others(set()):
             return None
-        second = dispatch.at_once(self.call, frozenset((self.engine.id,)))
-        if second is not None and (second.engine is self.engine or second.engine.provider or not self._pays()):
+        call = self.call
+        shaped, output, expected = call.shaped, call.output_tokens, call.expected_tokens
+        second = dispatch.at_once(call, frozenset((self.engine.id,)))
+        if second is None:
+            return None
+        unfit = second.engine is self.engine or second.engine.provider or call.shaped != shaped  # answers of one length
+        if unfit or not self._pays():
             second.discard()
+            call.shaped, call.output_tokens, call.expected_tokens = shaped, output, expected
             return None
         return second
 

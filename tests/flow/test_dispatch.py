@@ -19,7 +19,7 @@ from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing
 from gateway.core.policy.snapshot import Current, Snapshot
-from gateway.core.policy.traffic import ModeRule, Modes, Threshold, TrafficClass
+from gateway.core.policy.traffic import ModeRule, Modes, ShapingTier, Threshold, TrafficClass
 from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
@@ -272,6 +272,24 @@ def test_what_a_call_used_corrects_what_its_tenant_was_charged_and_nothing_else(
         assert counter("waited") == before - 100.0
 
     virtual(scenario, engines=2)
+
+
+def test_a_second_attempt_is_never_on_an_engine_that_would_cap_the_answer_of_the_first() -> None:
+    async def scenario(world: World) -> None:
+        full = world.dispatch.at_once(world.call(500), frozenset({"e0"}))
+        assert full is not None
+        call = world.call(50)
+        call.stream, call.asked, call.output_tokens, call.expected_tokens = True, 100, 50, 30
+        with await world.dispatch.ask(call) as first:
+            assert (first.engine.id, await first.second(None)) == ("e0", None)
+            assert (call.shaped, call.output_tokens, call.expected_tokens) == (0, 50, 30)
+            full.close()
+            second = await first.second(None)
+            assert second is not None
+            second.close()
+
+    shaping = (ShapingTier(kv_above=0.3, max_tokens=10, except_=()),)
+    virtual(scenario, engines=2, policy=structs.replace(POLICY, shaping=shaping))
 
 
 def test_cancelling_a_waiting_call_frees_its_place() -> None:
