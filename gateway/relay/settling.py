@@ -79,7 +79,7 @@ def settle(
     record.prompt_tokens, record.completion_tokens = clamped_usage(
         call, record.bytes_in, usage.prompt_tokens or 0, usage.completion_tokens or 0, decider.context
     )
-    record.cached_tokens = usage.cached_tokens or 0
+    record.cached_tokens = min(record.prompt_tokens, usage.cached_tokens or 0)
     admission.settle(record.prompt_tokens + record.completion_tokens, now)
     if outcome is OK:
         decider.learn(call, record.prompt_tokens, record.completion_tokens)

@@ -40,10 +40,11 @@ PLAIN = Policy(
     deadlines="drop",
     service_tiers={},
 )
-USAGE = JSONUsage()
-USAGE.whole(
+USAGE_TEXT = (
     b'{"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12,"prompt_tokens_details":{"cached_tokens":3}}}'
 )
+USAGE = JSONUsage()
+USAGE.whole(USAGE_TEXT)
 
 
 def _with(**fields: Any) -> Policy:
@@ -182,6 +183,19 @@ def test_a_call_is_granted_reported_and_settled() -> None:
         assert record.total == pytest.approx(5.0, abs=0.01)
         assert record.engine == site.engine.id
         assert site.gateway.metrics.outcomes()["ok"] == 1
+
+    run(body)
+
+
+def test_no_more_of_a_prompt_counts_as_cached_than_it_has() -> None:
+    lie = JSONUsage()
+    lie.whole(USAGE_TEXT.replace(b'cached_tokens":3', b'cached_tokens":1099511627776'))
+
+    async def body(site: Site) -> None:
+        one = await site.granted()
+        one.end(usage=lie)
+        await until(lambda: site.records)
+        assert (site.records[0].prompt_tokens, site.records[0].cached_tokens) == (7, 7)
 
     run(body)
 
