@@ -54,6 +54,7 @@ class StatusView(msgspec.Struct, frozen=True):
     sidecars: dict[str, Entry] = {}
     tenants: dict[str, Entry] = {}
     providers: dict[str, Entry] = {}
+    mirrors: dict[str, Entry] = {}
     cluster: ClusterView | None = None
 
 

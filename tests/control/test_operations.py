@@ -9,6 +9,8 @@ import pytest
 
 from gateway.control.calls import SHOWN, CallView, active_calls
 from gateway.core.engines.engine import Engine
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.routes import Mirror, ModelRoute, RouteMember
 from gateway.core.request.record import Record
 from gateway.relay.active_call import ActiveCall
 from gateway.shared.files.file_status import FileStatus
@@ -73,13 +75,16 @@ def test_the_status_has_what_the_first_page_shows_by_kind_and_name() -> None:
         gateway.up("e0")
         found = (await gateway.get("/status")).json()
         kinds = {"gateway", "policy", "headline", "at", "classes", "models", "engines", "sidecars", "tenants", "limits"}
-        assert set(found) == kinds | {"providers"}
+        assert set(found) == kinds | {"providers", "mirrors"}
         assert found["policy"]["version"] == 5
         assert found["engines"]["e0"]["state"] == "up"
         assert list(found["classes"]) == list(gateway.dispatch.policy.classes)
         assert found["sidecars"] == {}
+        assert {name: mirror["model"] for name, mirror in found["mirrors"].items()} == {"support": "m1", "help": "m2"}
 
-    play(scene, policy_status=lambda: FileStatus(version=5))
+    mirrors = {"support": Mirror(model="m1", share=0.1), "help": Mirror(model="m2", share=0.1)}
+    routes = {name: ModelRoute(members=(RouteMember(model="m"),), mirror=mirror) for name, mirror in mirrors.items()}
+    play(scene, policy=Policy(models=routes), policy_status=lambda: FileStatus(version=5))
 
 
 # -- the drain of the gateway -----------------------------------------------------------------------------------------

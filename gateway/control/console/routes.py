@@ -27,7 +27,8 @@ from gateway.core.history import STEP
 from gateway.core.policy.file import explain
 from gateway.shared.printable import printable
 
-KINDS = {kind: f"{kind}s" for kind in ("model", "engine", "sidecar", "tenant", "provider")} | {"class": "classes"}
+_NAMED = ("model", "engine", "sidecar", "tenant", "provider", "mirror")
+KINDS = {kind: f"{kind}s" for kind in _NAMED} | {"class": "classes"}
 LOG_LINES, MOST_LOG_LINES = 200, 2000
 _HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
 ORDERS = ("ensure", "sleep", "stop", "off", "on")
