@@ -61,7 +61,7 @@ class ConsoleRoutes:
             Route(FOLDER + "{name}", self.file),
             Route("/events", self.events),
             Route("/status", self.status),
-            Route("/calls/{serial:int}", self.life),
+            Route("/calls/{serial}", self.life),
             Route("/policy/diff", self.diff),
             Route("/history", self.history),
             Route("/runbooks/{name}", self.runbook),
@@ -139,7 +139,9 @@ class ConsoleRoutes:
 
     async def life(self, request: Request) -> Response:
         """The steps of an ended call's life. 404 for one that is not kept any more."""
-        steps = life_of(request.path_params["serial"], self._parts.ended, self._dispatch)
+        serial = request.path_params["serial"]
+        known = re.fullmatch(r"[0-9]{1,15}", serial)
+        steps = None if known is None else life_of(int(serial), self._parts.ended, self._dispatch)
         if steps is None:
             message = "There is no such call, or it ended so long ago that it is no longer kept."
             return error(404, "call_not_kept", message)
