@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,17 @@ def test_a_policy_with_a_mistake_is_told_with_its_line() -> None:
     name, data = told("tenants:\n  acme: {limit: 3}\n")[-1]
     assert name == "failed"
     assert "edited.yaml:2" in data["text"]
+
+
+def test_a_trial_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    assert told(NOW) == [
+        ("failed", {"text": "There is no folder for its files, by TMPDIR: No such file or directory."})
+    ]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert told(NOW) == [("failed", {"text": "It could not be run: No such file or directory."})]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("leaves", ["at its start", "while it runs"])

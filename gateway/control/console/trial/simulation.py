@@ -70,7 +70,11 @@ class Trials:
         if self.busy:
             yield _event("failed", {"text": "Another policy is tried just now."})
             return
-        folder = Path(tempfile.mkdtemp(prefix="weir-trial-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="weir-trial-"))
+        except OSError as error:
+            yield _event("failed", {"text": f"There is no folder for its files, by TMPDIR: {error.strerror}."})
+            return
         self.busy = True
         files = {f"{NOW}.yaml": policy.encode(), f"{NEXT}.yaml": trial.policy.encode()}
         files |= {"calls.csv": load.trace, "scenario.yaml": load.scenario}
@@ -85,6 +89,8 @@ class Trials:
             except TimeoutError:
                 _kill(child)
                 yield _event("failed", {"text": f"It took more than {WITHIN:g} s, and was ended."})
+        except OSError as error:
+            yield _event("failed", {"text": f"It could not be run: {error.strerror}."})
         finally:  # starlette cancels this again at every turn of the loop: the end is a task of its own
             self._ending = asyncio.create_task(self._end(start, folder))
             self._ending.add_done_callback(telling("the end of a policy's trial"))
