@@ -98,7 +98,8 @@ class Gateway:
         self.say = say
         self.issuer: Issuer | None = None  # of callers' tokens, where the policy has one
         policy = configuration.policy
-        self.current = Current(self._snapshot(configuration))
+        self.issuer, snapshot = self._snapshot(configuration)
+        self.current = Current(snapshot)
         self.previous: Policy | None = None  # the one before
         self.rng = rng
         self.clock = asyncio.get_running_loop().time
@@ -218,8 +219,9 @@ class Gateway:
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
         policy = configuration.policy
         self.engines.check(policy)
-        snapshot = self._snapshot(configuration)
+        issuer, snapshot = self._snapshot(configuration)
         self.engines.watch_pods(policy)
+        self.issuer = issuer
         self.previous = self.policy
         self.current.apply(snapshot)
         self.decider.cost.set_alpha(_alpha(policy))
@@ -229,13 +231,13 @@ class Gateway:
         self.bodies.apply(policy.body.memory)
         self.dispatch.apply(policy)
 
-    def _snapshot(self, configuration: Configuration) -> Snapshot:
+    def _snapshot(self, configuration: Configuration) -> tuple[Issuer | None, Snapshot]:
         policy, secret = configuration.policy, configuration.cache_secret
         try:
-            self.issuer = issuer_of(policy, configuration.jwks, self.issuer, self.say)
+            issuer = issuer_of(policy, configuration.jwks, self.issuer, self.say)
         except ModuleNotFoundError as error:
             raise ApplyError(NO_PYJWT) from error
-        return Snapshot(policy, self._drawn_secret if secret is None else secret.encode(), self.issuer)
+        return issuer, Snapshot(policy, self._drawn_secret if secret is None else secret.encode(), issuer)
 
     # -- for the control port -----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from gateway.core.policy.auth import AuthPolicy
 from gateway.core.policy.policy import FleetPolicy, Policy
 from gateway.decider.kubernetes import source
 from gateway.decider.kubernetes.api import ServiceAccount, Unreachable
@@ -336,6 +337,25 @@ def test_outside_of_a_pod_the_policy_is_refused(monkeypatch: pytest.MonkeyPatch)
         policy = Policy(fleet=FleetPolicy(inference_pool="llama"))
         with pytest.raises(ApplyError, match="does not run in a pod"):
             Gateway(Configuration(policy), (), None, random.Random(1), say=lambda _: None)
+
+    asyncio.run(main())
+
+
+def test_a_policy_that_is_refused_for_its_pool_leaves_the_issuer_with_the_keys_that_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    async def main() -> None:
+        auth = AuthPolicy(issuer="i", audience="a", jwks="http://127.0.0.1:9/jwks")
+        gateway = Gateway(Configuration(Policy(auth=auth)), (), None, random.Random(1), say=lambda _: None)
+        try:
+            before = gateway.issuer
+            with pytest.raises(ApplyError, match="does not run in a pod"):
+                gateway.apply(Configuration(Policy(fleet=FleetPolicy(inference_pool="llama"))))
+            assert gateway.issuer is before
+        finally:
+            await gateway.aclose()
 
     asyncio.run(main())
 
