@@ -211,7 +211,7 @@ class QuotaBook:
     def _of_each(self, states: Iterable[Used]) -> Iterator[tuple[QuotaWindow, Used]]:
         """Each state with its window, also of a tenant that a reload may bring back."""
         for used in states:
-            yield self._windows_of(used.tenant)[SPANS.index(used.span)], used
+            yield from ((window, used) for window in self._windows_of(used.tenant) if window.span == used.span)
 
 
 def quota_of(policy: Policy, tenant: str) -> TokenQuota:
