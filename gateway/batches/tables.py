@@ -229,8 +229,8 @@ def fail(database: sqlite3.Connection, row: int, faults: Sequence[LineFault], no
 
 
 def stop(database: sqlite3.Connection, row: int, fault: LineFault, now: int) -> None:
-    """Stop a batch for this fault. It fails once its result files are whole."""
-    if step(database, row, "finalizing", now):
+    """Stop a batch for this fault. It fails once its result files are whole, or is cancelled."""
+    if step(database, row, "finalizing", now) or status_of(database, row) in {"finalizing", "cancelling"}:
         _note_faults(database, row, [fault])
 
 

@@ -191,3 +191,24 @@ def test_a_batch_whose_results_are_gone_from_the_disk_fails(tmp_path: Path) -> N
         await storage.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("status", "end"), [("finalizing", "failed"), ("cancelling", "cancelled")])
+def test_a_batch_that_is_about_to_end_says_that_its_results_are_gone(tmp_path: Path, status: str, end: str) -> None:
+    async def main() -> None:
+        storage = Storage(tmp_path)
+        await storage.open()
+        site = site_of(storage)
+        site.folder.make()
+        await storage.run(begun)
+        await storage.run(lambda database: tables.keep_results(database, 1, {1, 2}, (), tables.Sizes(100, 0)))
+        assert await storage.run(lambda database: tables.step(database, 1, status, 1))
+        (stored,) = await storage.run(tables.unfinished)
+        await BatchRun(site, stored).run()
+        batch = await storage.run(lambda database: tables.batch_of(database, "acme", "batch_1"))
+        assert batch is not None
+        assert batch.errors is not None, f"it is {batch.status}, of two lines that have results, and has no file"
+        assert (batch.status, [fault.code for fault in batch.errors.data]) == (end, ["results_missing"])
+        await storage.aclose()
+
+    asyncio.run(main())
