@@ -88,8 +88,10 @@ class Seats:
     async def seat(self, tenant: str, batch: int) -> AsyncIterator[None]:
         """Wait for a seat, and keep it within."""
         owner, seat = (tenant, batch), asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(seat)
-        self._hand_out()
+        waiting = self._waiting.setdefault(owner, deque())
+        waiting.append(seat)
+        if len(waiting) == 1:  # behind another of its batch, for which there is no seat, there is none either
+            self._hand_out()
         try:
             await seat
             yield

@@ -99,3 +99,25 @@ def test_a_line_that_is_given_up_while_it_waits_leaves_its_place_to_the_next() -
         assert lines.seated == ["acme/1/0", "acme/1/2"]
 
     run(main, 1)
+
+
+def test_lines_behind_others_of_their_batch_cost_nothing_until_one_leaves() -> None:
+    """Of hundreds of tenants each line would be compared with all of them."""
+    looks = 0
+
+    class Counted(Seats):
+        def _hand_out(self) -> None:
+            nonlocal looks
+            looks += 1
+            super()._hand_out()
+
+    async def main() -> None:
+        lines = Lines(Counted(4))
+        for tenant in ("acme", "globex"):
+            lines.want(tenant, 1, 100)
+            await turns()
+        assert looks <= 10
+        assert (lines.count("acme"), lines.count("globex")) == (4, 2)
+        await lines.leave(list(lines.tasks))
+
+    asyncio.run(main())
