@@ -60,6 +60,11 @@ class FileFolder:
         os.fsync(file.fileno())
         size = os.fstat(file.fileno()).st_size
         os.replace(self._part(id), self.path / id)
+        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
         return size
 
     def spill(self) -> BinaryIO:
@@ -106,12 +111,12 @@ def _is_loose(entry: os.DirEntry[str]) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: str | Path) -> Iterator[bool]:
-    """The file's lock; False: its writer has it, or the file is gone."""
+    """The file's lock; False: its writer has it, the file is gone, or it is another user's."""
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(open(path, "rb", buffering=0))
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError):
+        except (BlockingIOError, FileNotFoundError, PermissionError):
             yield False
         else:
             yield _is_at(path, file)

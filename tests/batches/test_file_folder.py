@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from gateway.batches.file_folder import FileFolder
 from tests.beside import beside
 
 FILES = 120
+NOBODY = 65534
 
 
 def test_one_at_a_time_works_the_batches(tmp_path: Path) -> None:
@@ -80,3 +83,39 @@ def test_a_file_goes_on_behind_what_counts(tmp_path: Path) -> None:
             assert folder.keep("a", file) == len(left) + 3
         assert (tmp_path / "a").read_bytes() == left + b"new"
         folder.delete("a")
+
+
+def test_a_file_that_this_user_may_not_read_is_left(tmp_path: Path) -> None:
+    """As a backup may have left it: it keeps nothing else from being deleted."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o777)  # noqa: S103 # for a moment, of a folder that nobody knows
+        for name in ("theirs", "left"):
+            (Path(path) / name).touch(0o644)
+        (Path(path) / "theirs").chmod(0)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(NOBODY)
+        try:
+            folder = FileFolder(Path(path))
+            assert folder.loose(()) == ["left"]
+            folder.clear(["theirs", "left"])
+            assert os.listdir(path) == ["theirs"]
+        finally:
+            os.seteuid(user)
+
+
+def test_a_whole_file_has_its_name_also_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    replace = os.replace
+
+    def renamed(old: Path, new: Path) -> None:
+        replace(old, new)
+        done.append("renamed")
+
+    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(os.readlink(f"/proc/self/fd/{fd}")))
+    folder = FileFolder(tmp_path)
+    with folder.begin("a") as file:
+        file.write(b"abc")
+        assert folder.keep("a", file) == 3
+    assert done == [f"{tmp_path}/a.part", "renamed", f"{tmp_path}"]
