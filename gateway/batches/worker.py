@@ -109,7 +109,7 @@ class BatchWorker:
                 continue
             # Any tenant may have one.
             full = busy[stored.tenant] >= (OF_A_TENANT if len(self._runs) < AT_ONCE else 1)
-            if full or now < self._later.get(stored.row, now):
+            if (full and stored.batch.status != "cancelling") or now < self._later.get(stored.row, now):
                 continue
             self._later.pop(stored.row, None)
             busy[stored.tenant] += 1

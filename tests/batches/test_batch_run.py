@@ -22,7 +22,7 @@ from gateway.batches.batch_run import BatchRun
 from gateway.batches.site import BatchSite
 from gateway.batches.tables import Sizes
 from gateway.core.batches.lines import BatchLine
-from gateway.core.batches.objects import BatchObject
+from gateway.core.batches.objects import BatchObject, FileObject
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.policy import Policy
 from gateway.core.request.body_memory import BodyMemory
@@ -178,3 +178,56 @@ def test_lines_that_find_out_whether_an_engine_is_back_leave_the_places_to_other
     asyncio.run(main())
     assert models.answered == Counter(lines)
     assert set(models.waiting) == {1}, "of 8 places"
+
+
+class Hanging(Models):
+    """In place of the pipeline: no call is answered."""
+
+    def begin(self, request: Any, responder: Responder, *_: Any) -> None:
+        self._wait += 1
+
+
+def added(database: sqlite3.Connection, id: str, now: int) -> None:
+    """A batch of one line, which stands in the file `file-1`."""
+    batch = BatchObject(
+        id=id, endpoint="/v1/completions", input_file_id="file-1", status="validating", created_at=now,
+        expires_at=now + 3600,
+    )  # fmt: skip
+    assert tables.add_batch(database, ANONYMOUS, batch, keep_until=2**40, most=10, most_bytes=2**30)
+
+
+def one_line(folder: Path) -> Path:
+    """The file `file-1`."""
+    body = {"model": "sim", "prompt": "x"}
+    file = folder / "file-1"
+    file.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}))
+    return file
+
+
+def test_a_batch_that_waits_for_its_tenants_others_is_cancelled_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        storage = Storage(tmp_path)
+        await storage.open()
+        hanging = cast(Any, Hanging(0))
+        site = BatchSite(BatchesPolicy(), storage, hanging, BodyMemory(2**30, 1.0), print)
+        site.folder.make()
+        size = one_line(site.folder.path).stat().st_size
+        file = FileObject(id="file-1", bytes=size, created_at=1, expires_at=2**40, filename="a", purpose="batch")
+        await storage.run(tables.add_file, ANONYMOUS, file)
+        for number in range(worker.OF_A_TENANT + 1):
+            await storage.run(added, f"batch_{number}", site.now())
+        works = worker.BatchWorker(site)
+        await works.start()
+        async with asyncio.timeout(10):
+            while hanging._wait < worker.OF_A_TENANT:
+                await asyncio.sleep(0.01)
+            last = f"batch_{worker.OF_A_TENANT}"
+            row = await storage.run(tables.cancel, ANONYMOUS, last, site.now())
+            assert row is not None
+            works.cancelled(row)
+            while await storage.run(tables.status_of, row=row) != "cancelled":
+                await asyncio.sleep(0.01)
+        await works.aclose()
+        await storage.aclose()
+
+    asyncio.run(main())
