@@ -241,6 +241,14 @@ class BatchRun:
         if result.answer is STORAGE_FULL or not self._site.room(self._tenant):
             await self._fail(self._full())
 
+    async def _read(self, line: BatchLine) -> tuple[bytes, str] | None:
+        """The body of a line and its model; None: its file has changed since it was judged, or is gone."""
+        try:
+            text = await in_thread(self._site.folder.read, self._batch.input_file_id, line.offset, line.length)
+        except FileNotFoundError:
+            return None
+        return read_line(text)
+
     async def _sent(self, call: contextlib.ExitStack, line: BatchLine, request_id: str) -> LineAnswer | None:
         """Send a line as a call and return its answer; None: no engine has its model, and it is left. The answer's body
         exists until `call` is closed."""
@@ -250,7 +258,7 @@ class BatchRun:
             return NO_TENANT
         if not site.pipeline.decider.up:
             return NO_ENGINE
-        found = read_line(await in_thread(site.folder.read, self._batch.input_file_id, line.offset, line.length))
+        found = await self._read(line)
         if found is None:
             return CHANGED
         body, model = found[0], sys.intern(found[1])

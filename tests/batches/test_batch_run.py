@@ -231,3 +231,26 @@ def test_a_batch_that_waits_for_its_tenants_others_is_cancelled_at_once(tmp_path
         await storage.aclose()
 
     asyncio.run(main())
+
+
+def test_lines_whose_file_has_vanished_are_told_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        storage = Storage(tmp_path)
+        await storage.open()
+        models = Models(back_after=0)
+        site = BatchSite(BatchesPolicy(), storage, cast(Any, models), BodyMemory(2**30, 1.0), print)
+        site.folder.make()
+        file = one_line(site.folder.path)
+        await storage.run(added, "batch_1", site.now())
+        (stored,) = await storage.run(tables.unfinished)
+        await BatchRun(site, stored)._judge()
+        file.unlink()
+        async with asyncio.timeout(10):
+            await BatchRun(site, stored).run()
+        batch = await storage.run(tables.batch_of, ANONYMOUS, "batch_1")
+        assert batch is not None
+        assert (batch.status, batch.request_counts.failed) == ("completed", 1)
+        assert b"line_changed" in (site.folder.path / "file-1-error").read_bytes()
+        await storage.aclose()
+
+    asyncio.run(main())
