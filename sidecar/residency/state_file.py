@@ -59,8 +59,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
-class SavedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content of the state file; all but its first three fields by profile."""
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of the state file; all but its first three fields by profile. A newer sidecar's fields are skipped."""
 
     version: Literal[1] = 1
     origin: Origin = Origin()
