@@ -17,6 +17,7 @@ from gateway.batches.batch_run import BatchRun
 from gateway.batches.site import BatchSite
 from gateway.batches.tables import StoredBatch
 from gateway.shared.storage import StorageError
+from gateway.shared.tasks import lasting
 from gateway.shared.threads import in_thread
 
 LOOK = 30.0  # seconds
@@ -43,7 +44,7 @@ class BatchWorker:
         await in_thread(self._site.folder.make)
         if self._site.folder.claim.take():
             await self._clear()
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        self._task = lasting("the work on batches", self._work)
 
     def look(self) -> None:
         """Wake the worker: a batch is new, or has ended."""

@@ -254,3 +254,30 @@ def test_lines_whose_file_has_vanished_are_told_so(tmp_path: Path) -> None:
         await storage.aclose()
 
     asyncio.run(main())
+
+
+def test_a_row_that_cannot_be_read_is_told_and_batches_go_on_once_it_is_mended(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what["message"]))
+        storage = Storage(tmp_path)
+        await storage.open()
+        site = site_of(storage)
+        site.folder.make()
+        await storage.run(finalizing)
+        written(site.folder.path)
+        await storage.run(lambda database: database.execute("UPDATE batches SET times = '{'"))
+        works = worker.BatchWorker(site)
+        await works.start()
+        async with asyncio.timeout(10):
+            while not told:
+                await asyncio.sleep(0.01)
+            await storage.run(lambda database: database.execute("UPDATE batches SET times = '{}'"))
+            while await storage.run(tables.status_of, row=1) != "completed":
+                await asyncio.sleep(0.01)
+        await works.aclose()
+        await storage.aclose()
+
+    asyncio.run(main())
+    assert told[0] == "the work on batches failed, and begins anew"
