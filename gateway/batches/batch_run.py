@@ -55,7 +55,7 @@ class BatchRun:
         self._stopped = False
         self._results = ResultsFiles(site, stored)
         self._lines: asyncio.Task[None] | None = None
-        self._ahead = asyncio.Semaphore(site.policy.in_flight)  # lines that are read, and have no result
+        self._one_ended = asyncio.Event()  # of the lines that are read, and have no result
         self._running: set[asyncio.Task[None]] = set()  # of the same
         self._unserved: defaultdict[str, set[int]] = defaultdict(set)  # numbers of lines without an engine, by model
         self._away: dict[str, float] = {}  # until when they are left, in seconds of the loop's clock
@@ -189,7 +189,9 @@ class BatchRun:
                 await self._begin(group, line)
 
     async def _begin(self, group: asyncio.TaskGroup, line: BatchLine) -> None:
-        await self._ahead.acquire()
+        while len(self._running) >= self._site.ahead:
+            self._one_ended.clear()
+            await self._one_ended.wait()
         task = group.create_task(self._line(line))
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -205,7 +207,7 @@ class BatchRun:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._ahead.release()
+        self._one_ended.set()
 
     def _left_for(self, model: str) -> float:
         """Seconds for which lines of the model are left; inf: until those know that find out whether it is back."""

@@ -17,6 +17,7 @@ from gateway.relay.pipeline import Pipeline
 from gateway.shared.storage import Storage
 
 FOLDER = "files"  # beside the storage's file
+AHEAD = 16_384  # lines of all batches that are read while they have no result, each for 2.5 KiB of memory
 
 
 class BatchSite:
@@ -38,10 +39,16 @@ class BatchSite:
         self.bodies = bodies
         self.say = say
         self.calls = 0  # lines that wait or run now
+        self.runs = 0  # batches that are worked on now
         self.seats = Seats(policy.in_flight)  # of calls that wait or run
         self.kept: dict[str, int] = {}  # bytes that tenants had on the disk at the last result
         self.spilled: Counter[str] = Counter()  # bytes of answers under way, beside those
         self.lines = Counter({"completed": 0, "failed": 0, "again": 0})
+
+    @property
+    def ahead(self) -> int:
+        """Lines of each batch that are read while they have no result."""
+        return max(1, min(self.policy.in_flight, AHEAD // max(1, self.runs)))
 
     def room(self, tenant: str) -> bool:
         """Whether the tenant may have more on the disk."""

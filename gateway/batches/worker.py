@@ -117,6 +117,7 @@ class BatchWorker:
             run = BatchRun(self._site, stored)
             task = asyncio.get_running_loop().create_task(self._run(stored, run))
             self._runs[stored.row] = stored.tenant, run, task
+            self._site.runs = len(self._runs)
 
     async def _run(self, stored: StoredBatch, run: BatchRun) -> None:
         try:
@@ -130,6 +131,7 @@ class BatchWorker:
             self.look()
         finally:
             del self._runs[stored.row]
+            self._site.runs = len(self._runs)
 
     async def _clear(self) -> None:
         """Forget what has expired, and delete what processes that were killed have left."""

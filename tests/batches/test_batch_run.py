@@ -19,7 +19,7 @@ import pytest
 
 from gateway.batches import tables, worker
 from gateway.batches.batch_run import BatchRun
-from gateway.batches.site import BatchSite
+from gateway.batches.site import AHEAD, BatchSite
 from gateway.batches.tables import Sizes
 from gateway.core.batches.lines import BatchLine
 from gateway.core.batches.objects import BatchObject, FileObject
@@ -125,12 +125,14 @@ class Models:
         self.current = SimpleNamespace(policy=policy, snapshot=SimpleNamespace(tenants=Tenants(policy)))
         self.decider = SimpleNamespace(up=True)
         self.answered: Counter[str] = Counter()
+        self.at_once: list[int] = []  # lines without an answer, at each that comes
         self.waiting: list[int] = []  # lines for `gone` that wait, at each that comes once one has been refused
         self._back_after = back_after  # lines for `sim`
         self._wait = self._refused = 0
 
     def begin(self, request: Any, responder: Responder, *_: Any) -> None:
         model, loop = json.loads(request.body)["model"], asyncio.get_running_loop()
+        self.at_once.append(len(self.at_once) + 1 - self.answered.total())
         if model == "sim" or self.answered["sim"] >= self._back_after:
             loop.call_later(0.001, self._answer, model, responder)
             return
@@ -149,14 +151,15 @@ class Models:
         responder.send(503, b"x-weir-reason: no_engine\r\nretry-after: 0\r\n", b"{}")
 
 
-def test_lines_that_find_out_whether_an_engine_is_back_leave_the_places_to_others(tmp_path: Path) -> None:
-    models, lines = Models(back_after=200), ["gone"] * 20 + ["sim"] * 300
+def answered(folder: Path, models: Models, lines: list[str], runs: int = 1) -> None:
+    """Run a batch of lines for these models to its end, with eight seats, as one of so many that are worked on."""
 
     async def main() -> None:
-        storage = Storage(tmp_path)
+        storage = Storage(folder)
         await storage.open()
         site = BatchSite(BatchesPolicy(in_flight=8), storage, cast(Any, models), BodyMemory(2**30, 1.0), print)
         site.folder.make()
+        site.runs = runs
         url = "/v1/completions"
         bodies = [{"model": model, "prompt": "x"} for model in lines]
         (site.folder.path / "file-1").write_text("\n".join([
@@ -177,7 +180,19 @@ def test_lines_that_find_out_whether_an_engine_is_back_leave_the_places_to_other
 
     asyncio.run(main())
     assert models.answered == Counter(lines)
+
+
+def test_lines_that_find_out_whether_an_engine_is_back_leave_the_places_to_others(tmp_path: Path) -> None:
+    models = Models(back_after=200)
+    answered(tmp_path, models, ["gone"] * 20 + ["sim"] * 300)
     assert set(models.waiting) == {1}, "of 8 places"
+
+
+@pytest.mark.parametrize(("runs", "most"), [(1, 8), (AHEAD // 2, 2), (2 * AHEAD, 1)])
+def test_batches_of_thousands_of_tenants_read_few_lines_ahead(tmp_path: Path, runs: int, most: int) -> None:
+    models = Models(back_after=0)
+    answered(tmp_path, models, ["sim"] * 20, runs)
+    assert max(models.at_once) == most
 
 
 class Hanging(Models):
