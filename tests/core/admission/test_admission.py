@@ -14,7 +14,7 @@ from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.decision import KEPT, Reason, Refuse, Wait
 from gateway.core.admission.mode import Mode
 from gateway.core.admission.queues import Ticket
-from gateway.core.engines.choice import Choice
+from gateway.core.engines.choice import ASIDE, Aside, Choice
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
 from gateway.core.policy.policy import Policy, Routing
@@ -234,6 +234,32 @@ def test_a_class_that_is_gone_or_runs_all_it_may_goes_nowhere_at_once() -> None:
     assert made.workload.paused() == ["default"]
     (ticket,) = waiting(made)
     assert made.decide_waiting(ticket, made.queues["m"], NOW, RNG) is None
+
+
+def test_a_call_that_no_engine_there_could_hold_is_passed_until_it_has_waited_half_of_its_time() -> None:
+    made = control(engines=2, held=800)
+    big, small = made.fleet
+    big.ledger.capacity = 5000
+    ticket = Ticket(call(1500, deadline=NOW + 60.0, ttft_by=math.inf), NOW)
+    made.queues["m"].push(ticket)
+
+    def decided(now: float = NOW) -> Choice | Refuse | Aside | None:
+        return made.decide_waiting(ticket, made.queues["m"], now, RNG)
+
+    big.ledger.slots = 1
+    assert decided() is None, "it waits for the larger one"
+    big.down()
+    assert decided() is ASIDE
+    refused = decided(NOW + 31.0)
+    assert isinstance(refused, Refuse)
+    assert (refused.reason, refused.waited) == (Reason.NO_ENGINE, 31.0)
+    assert "(of 2: 1 down)" in refusals.refused(refused, ticket.call, NOW).message
+    big.ledger.capacity = 1000
+    refused = decided()
+    assert isinstance(refused, Refuse)
+    assert (refused.reason, refused.largest) == (Reason.TOO_LARGE, 920)
+    small.down()
+    assert decided() is None, "others decide about an outage"
 
 
 def longest(made: AdmissionControl, model: str, now: float) -> LongWait | None:

@@ -94,3 +94,20 @@ def test_a_call_that_waits_is_refused_once_its_subset_is_down() -> None:
         await first
 
     virtual(scenario)
+
+
+def test_others_pass_a_call_that_only_an_engine_which_is_gone_could_hold() -> None:
+    async def scenario(made: Subsets) -> None:
+        made.engine(0).ledger.capacity = 2_000_000  # so that the call is not `large`
+        made.engine(0).down()
+        huge = a_call(prompt_tokens=150_000, arrived=made.loop.time(), deadline=made.loop.time() + 600.0)
+        waits = asyncio.create_task(made.run(huge))
+        await asyncio.sleep(0.1)
+        small = a_call(prompt_tokens=1000, arrived=made.loop.time(), deadline=made.loop.time() + 600.0)
+        assert await made.run(small) == "e1"
+        assert made.loop.time() < 1.0
+        with pytest.raises(Refused, match=r"of 2: 1 down"):
+            await waits
+        assert 300.0 < made.loop.time() < 302.0
+
+    virtual(scenario)
