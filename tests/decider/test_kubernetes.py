@@ -52,6 +52,8 @@ class ApiServer:
         (folder / "namespace").write_text("models")
         self.folder = folder
         self.ports = [8000]
+        self.app = "llama"  # that the pool selects
+        self.unlisted = 0  # lists that are refused next
         self.token = TOKEN
         self.refuse = 0  # a status for all requests
         self.gone = 0
@@ -122,10 +124,13 @@ class ApiServer:
         if f"authorization: Bearer {self.token}\r\n" not in head:
             return 401, b"{}"
         if path == POOL:
-            selector, ports = {"matchLabels": {"app": "llama"}}, [{"number": port} for port in self.ports]
+            selector, ports = {"matchLabels": {"app": self.app}}, [{"number": port} for port in self.ports]
             return 200, json.dumps({"spec": {"selector": selector, "targetPorts": ports}}).encode()
-        if path != PODS or query.get("labelSelector") != "app=llama":
+        if path != PODS or query.get("labelSelector") != f"app={self.app}":
             return 404, b"{}"
+        if "watch" not in query and self.unlisted:
+            self.unlisted -= 1
+            return 503, b"{}"
         if "watch" in query and self.gone:
             self.gone -= 1
             return 410, b"{}"
@@ -222,6 +227,17 @@ def test_a_version_that_is_forgotten_means_to_list_anew(tmp_path: Path, how: str
         await world.until(lambda: len(world.urls) == 2)
         assert world.api.asked.count((PODS, "-")) == 2
         assert len(world.said) == (how != "event")
+
+    against(tmp_path, scenario, pod("a", "10.0.0.1"))
+
+
+def test_a_new_selector_is_listed_by_also_if_the_first_list_fails(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.watched()
+        world.api.app, world.api.unlisted = "other", 1
+        world.api.pods = {"b": pod("b", "10.0.0.2")}
+        world.api.drop()
+        await world.until(lambda: world.urls == {"http://10.0.0.2:8000": "b"})
 
     against(tmp_path, scenario, pod("a", "10.0.0.1"))
 

@@ -71,9 +71,9 @@ class PodEngines(msgspec.Struct, eq=False):
                     path = f"/api/v1/namespaces/{namespace}/pods"
                     found = Pool.read(await api.get(f"{GROUP}/namespaces/{namespace}/inferencepools/{name}"))
                     if pods is None or found != pool:
-                        pool = found
-                        pods = Pods(await api.get(path, labelSelector=pool.selector))
-                        self._take(pods, pool)
+                        pods = Pods(await api.get(path, labelSelector=found.selector))
+                        pool = found  # not before its pods are known
+                        self._take(pods, found)
                     pause = FIRST_PAUSE
                     selected = {"labelSelector": found.selector, "resourceVersion": pods.version}
                     async for line in api.watch(path, WATCHED, **selected):
