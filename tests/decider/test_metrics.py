@@ -17,6 +17,7 @@ from gateway.core.call_counts import CallCounts
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.trouble import Trouble
 from gateway.core.histogram import BOUNDS
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Current, Snapshot
@@ -310,5 +311,21 @@ def test_the_loop_reads_thousands_of_tenants_and_a_thread_writes_them_as_they_we
             assert text.count(b'weir_tenant_requests_total{outcome="ok"') == 2000
             del tenants["new", Outcome.OK]
         assert min(reading) < min(writing) / 5
+
+    play(scene)
+
+
+def test_a_name_that_has_gone_to_another_engine_has_one_series() -> None:
+    """A pod of a StatefulSet comes back under its name at another address, while calls of before still run."""
+
+    def scene(world: World) -> None:
+        newer = Engine("e1", "http://127.0.0.1:2", Policy(), capacity=2000)
+        world.fleet.add(newer)
+        newer.label = "e0"
+        world.engine.check(False, 1.0, Trouble("refused", "refused"))
+        newer.check(False, 1.0, Trouble("refused", "refused"))
+        of_engines = [(name, *sorted(labels.items())) for name, labels, _ in world.samples() if "engine" in labels]
+        assert len(of_engines) == len(set(of_engines))
+        assert world.total("weir_engine_capacity_tokens", engine="e0") == 2000
 
     play(scene)

@@ -122,6 +122,7 @@ def models(dispatch: Dispatch) -> Iterable[Metric]:
 
 
 def engines(fleet: Fleet) -> Iterable[Metric]:
+    """The metric families at this moment. Of two engines of one name the newer counts: the other ends its calls."""
     gauges: list[tuple[str, str, Callable[[Engine], float]]] = [
         ("up", "1 while the engine answers its health checks.", lambda e: e.health.up),
         ("capacity_tokens", "KV-cache tokens of the engine.", lambda e: e.ledger.capacity),
@@ -137,7 +138,7 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
         ("breaker_open", "1 while the breaker is open, 0.5 half open.", lambda e: BREAKER[e.breaker.state]),
     ]
     for name, text, read in gauges:
-        yield gauge(f"weir_engine_{name}", text, "engine", of=[(engine.label, read(engine)) for engine in fleet])
-    failures = [((each.label, why), count) for each in fleet for why, count in each.health.check_failures.items()]
+        yield gauge(f"weir_engine_{name}", text, "engine", of={engine.label: read(engine) for engine in fleet})
+    failures = {(each.label, why): count for each in fleet for why, count in each.health.check_failures.items()}
     text = "Checks of an engine that failed, by why."
     yield counter("weir_engine_check_failures", text, "engine", "reason", of=failures)
