@@ -245,8 +245,10 @@ class Engine:
         self.ledger.pressed_tokens = self.ledger.pressed_slots = False
 
     def _notice_stall(self, sample: EngineSample, before: EngineSample | None, now: float) -> None:
-        """Take the engine out if it has calls and reads and writes no token. `before`: the sample before, if recent."""
+        """Take the engine out if it has calls and reads and writes no token, by its samples and by what comes back.
+        `before`: the sample before, if recent."""
         moved = before is None or not sample.tokens_total or sample.tokens_total != before.tokens_total
+        moved, self.prefills.begun = moved or self.prefills.begun, False
         waits = not moved and bool(sample.running + sample.waiting)
         reading = self.speed.tpot + self.prefills.queued / self.speed.prefill_rate
         probed = self.breaker.state is not BreakerState.CLOSED
@@ -256,10 +258,11 @@ class Engine:
             self.down(trouble)
 
     def advance(self, now: float) -> None:
-        """Time has passed. The correction of a sample too old to be true is dropped: an outage of scrapes must not stop
-        dispatch. Its breaker may be due for a probe, and prompts count as read."""
-        if self.ledger.excess and not self.fresh(now):
-            self.ledger.excess = 0
+        """Time has passed. What a sample said that is too old to be true is dropped: an outage of scrapes must neither
+        stop dispatch nor shorten answers. Its breaker may be due for a probe, and prompts count as read."""
+        ledger = self.ledger
+        if (ledger.excess or ledger.kv_usage) and not self.fresh(now):
+            ledger.excess, ledger.kv_usage = 0, 0.0
         self.breaker.advance(now)
         self.prefills.advance(now)
 
@@ -268,6 +271,8 @@ class Engine:
     def check(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """Take one health check, as `Health.check`."""
         slow_start = self.policy.routing.slow_start
+        if ok and self.health.unmeasured:
+            self.speed.sampled(self.policy.fleet.health)  # no sample will doubt its rates
         if self.health.check(ok, now, trouble, failing_at=self.breaker.failing_at, slow_start=slow_start):
             self.down()
 

@@ -32,6 +32,7 @@ class Hold(msgspec.Struct, eq=False):
                 self.engine.speed.learn_first_byte(self.reading, now - self.taken_at)
             self.prefill_done()
         if self.awaited:
+            self.engine.prefills.begun = True
             self.answered()
 
     def reads(self, prefill: int) -> None:

@@ -44,6 +44,7 @@ class Ledger:
     ) -> None:
         self._prefills = prefills
         self._fixed_capacity = capacity is not None
+        self._assumed = capacity is None  # the capacity is the policy's: the engine has told none
         self.capacity = capacity or policy.budget.capacity  # tokens of KV cache
         self.max_slots = max_slots  # None: learned
         self.slots = max_slots or policy.budget.max_concurrency
@@ -60,6 +61,8 @@ class Ledger:
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on. What is learned and what is held stays."""
         self.kv_target = policy.budget.kv_target
+        if self._assumed:
+            self.capacity = policy.budget.capacity
         self._reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
         self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
@@ -73,14 +76,14 @@ class Ledger:
     def expect_sizes(self, capacity: int | None, slots: int | None) -> None:
         """Take the sizes that the engine will probably have, where the policy does not give them."""
         if capacity and not self._fixed_capacity:
-            self.capacity = capacity
+            self.capacity, self._assumed = capacity, False
         if slots and self.max_slots is None:
             self.slots = slots
 
     def measure(self, sample: EngineSample) -> None:
         """Take capacity and excess from a sample."""
         if sample.capacity_tokens and not self._fixed_capacity:
-            self.capacity = sample.capacity_tokens
+            self.capacity, self._assumed = sample.capacity_tokens, False
         self.kv_usage = sample.kv_usage
         self.excess = max(0, int(sample.kv_usage * self.capacity) - self.held)
 

@@ -21,6 +21,7 @@ class PrefillQueue:
         self.queued = 0  # prompt tokens
         self.queued_telling = 0  # of them, those of calls whose first byte will tell that they are read
         self.awaited = 0  # calls whose first byte has not come
+        self.begun = False  # an answer, since the last sample
         self.sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
         self.unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
 

@@ -467,6 +467,51 @@ def test_one_that_answers_a_slow_reader_or_reads_a_long_prompt_or_tells_no_total
     assert e.prefills.awaited == 0
 
 
+def test_one_whose_metrics_stand_still_is_not_stalled_while_it_answers() -> None:
+    e = engine()
+    hold = e.hold(100, 100, 0.0)
+    for second in range(100):
+        following = e.hold(100, 100, float(second))
+        hold.first_byte(float(second), teach=False)
+        hold.release()
+        hold = following
+        assert stalling(e, second, second + 1, prompt_tokens_total=7) is None
+    assert stalling(e, 100.0, 140.0, prompt_tokens_total=7) is not None, "it answers no more"
+    hold.release()
+
+
+def test_an_old_sample_says_nothing_of_the_cache_any_more() -> None:
+    e = engine()
+    e.sampled(sample(kv_usage=0.95), 1.0)
+    assert (e.ledger.watermark(), e.ledger.excess) == (0.95, 950)
+    e.advance(2.5)
+    assert (e.ledger.watermark(), e.ledger.excess) == (0.95, 950)
+    e.advance(2.6)
+    assert (e.ledger.watermark(), e.ledger.excess) == (0.0, 0)
+
+
+def test_the_capacity_of_one_that_tells_none_is_that_of_the_policy_in_force() -> None:
+    assumed, told, hinted = (engine(capacity=None) for _ in range(3))
+    told.sampled(sample(capacity_tokens=5000), 1.0)
+    hinted.expect_sizes(7000, None)
+    fixed = engine(capacity=1000)
+    for e in (assumed, told, hinted, fixed):
+        e.apply(Policy(budget=Budget(capacity=20_000)))
+    assert [e.ledger.capacity for e in (assumed, told, hinted, fixed)] == [20_000, 5000, 7000, 1000]
+
+
+def test_low_rates_of_one_without_metrics_are_doubted_too() -> None:
+    e = engine()
+    e.health.unmeasured = "GET /metrics was answered 404"
+    for _ in range(8):
+        e.speed.learn_first_byte(1000, 100.0)
+    assert e.speed.prefill_rate < 20.0
+    for check in range(16):
+        assert e.speed.prefill_rate < 20.0
+        e.check(True, 2.0 * check)
+    assert e.speed.prefill_rate == PREFILL_RATE
+
+
 def test_samples_that_were_not_taken_are_no_silence() -> None:
     e = engine()
     hold = e.hold(100, 100, 0.0)
