@@ -14,7 +14,7 @@ from collections.abc import Callable, Container
 from gateway.core.admission.deadline import too_late
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.choice import Choice, choose_by_role, knows
+from gateway.core.engines.choice import Choice, choose_by_role, knows, usable_of
 from gateway.core.engines.engine import Engine
 from gateway.core.engines.hold import Hold
 from gateway.core.engines.origin import engine_id
@@ -248,10 +248,13 @@ class Invariants:
             held_up = held_up or not ticket.large
 
     def _patient(self, ticket: Ticket, engines: tuple[Engine, ...], now: float) -> None:
-        """Check that a call waits for a full engine no longer than twice what reading its prompt anew takes now."""
-        reading = ticket.call.prompt_tokens / min((engine.speed.prefill_rate for engine in engines), default=SLACK)
-        if now - ticket.since > 2.0 * reading + LOOK_AGAIN + SLACK and ticket.call.subset is None:
-            self._wrong(f"call {ticket.call.request_id} is set aside for {now - ticket.since:.3f} s")
+        """Check that a call waits for a full engine no longer than twice what reading its prompt anew takes now. A call
+        that no engine there could hold waits for one that could."""
+        call = ticket.call
+        reading = call.prompt_tokens / min((engine.speed.prefill_rate for engine in engines), default=SLACK)
+        fits = call.subset is None and any(call.cost <= each.ledger.largest for each in usable_of(engines, now))
+        if fits and now - ticket.since > 2.0 * reading + LOOK_AGAIN + SLACK:
+            self._wrong(f"call {call.request_id} is set aside for {now - ticket.since:.3f} s")
 
     def _choice(self, ticket: Ticket, engines: tuple[Engine, ...], at: float) -> Choice | None:
         routing = self._dispatch.policy.routing
