@@ -177,6 +177,7 @@ def test_what_a_call_uses_is_counted_once_whether_it_ran_or_waited_at_the_hand_o
                 for each, tokens in zip(calls, (10, 20, 30), strict=True):
                     await each.granted.wait()
                     assert each.grant is not None
+                    each.grant.first_byte(old.gateway.clock())
                     if tokens == 20:
                         each.grant.wrote(400 + tokens)
                     else:
