@@ -146,6 +146,23 @@ def test_the_sdk_read_timeout_bounds_the_deadline_and_junk_is_ignored(patience: 
     assert call(CHAT, headers={"x-stainless-read-timeout": patience}).deadline == deadline
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "deadline"),
+    [
+        ("/v1/chat/completions", {"stream": True}, 400.0),
+        ("/v1/messages", {"stream": True, "max_tokens": 9}, 400.0),
+        ("/v1/chat/completions", {"stream": False}, 110.0),
+        ("/v1/embeddings", {"stream": True, "input": "x", "messages": None}, 110.0),  # whole, whatever is asked
+    ],
+)
+def test_the_sdk_waits_for_each_event_of_a_stream_and_so_bounds_no_stream(
+    path: str, more: dict[str, Any], deadline: float
+) -> None:
+    made = call({**CHAT, **more}, path, headers={"x-stainless-read-timeout": "10"})
+    assert made.deadline == deadline
+    assert made.sdk_timeout == (0.0 if deadline == 400.0 else 10.0)
+
+
 def conversation(body: Any, path: str = "/v1/chat/completions", tenant: str = "t", **headers: str) -> int:
     """The conversation of a call for a model route, which its session names."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}

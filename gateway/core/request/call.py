@@ -29,8 +29,8 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     where the client accepts no fallback. `others`: the models that may answer in place of `model`, in order.
 
     `asked_class`: the class the client named by header or service tier, empty: none; `classify` in `classes.py` sets
-    `class_name` from it. `asked_deadline`: the client's deadline. `sdk_timeout`: its SDK's read timeout. Both are in
-    seconds from `arrived`, 0: not given.
+    `class_name` from it. `asked_deadline`: the client's deadline. `sdk_timeout`: its SDK's read timeout, of a
+    whole answer. Both are in seconds from `arrived`, 0: not given.
     """
 
     request_id: str

@@ -2,7 +2,8 @@
 
 `x-weir-class` names a class, `x-weir-deadline-ms` a deadline. A bad value of either is refused with status 400.
 `x-weir-progress` asks for comments while a stream waits. `x-weir-fallback: none` refuses a model route's fallbacks.
-`x-stainless-read-timeout` is the read timeout of OpenAI's and Anthropic's SDKs. A bad value of it is ignored.
+`x-stainless-read-timeout` is the read timeout of OpenAI's and Anthropic's SDKs: seconds without a byte of the answer,
+so it bounds no stream. A bad value of it is ignored.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def sdk_timeout(headers: Mapping[bytes, bytes]) -> float:
 def time_limit(deadline: float, timeout: float, default: float) -> float:
     """Seconds from arrival to the call's deadline: the client's `deadline`, else its class's `default`.
 
-    Never more than the SDK's read `timeout`, after which the client has hung up. `deadline` and `timeout` are 0 where
-    not given.
+    Never more than the SDK's read `timeout`, after which the client of a whole answer has hung up. `deadline` and
+    `timeout` are 0 where not given.
     """
     limit = deadline or default
     return min(limit, timeout) if timeout > 0.0 else limit

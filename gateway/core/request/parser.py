@@ -135,7 +135,8 @@ def _set_class_and_deadline(
     asked = asked_class(headers.get(b"x-weir-class"), service_tier, settings)
     if asked:
         call.asked_class = call.class_name = asked
-    deadline, timeout = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline), sdk_timeout(headers)
+    deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
+    timeout = 0.0 if call.stream else sdk_timeout(headers)
     if deadline or timeout:
         call.asked_deadline, call.sdk_timeout = deadline, timeout
     call.deadline = call.arrived + time_limit(deadline, timeout, settings.class_deadlines[call.class_name])
