@@ -163,6 +163,19 @@ def test_the_sdk_waits_for_each_event_of_a_stream_and_so_bounds_no_stream(
     assert made.sdk_timeout == (0.0 if deadline == 400.0 else 10.0)
 
 
+@pytest.mark.parametrize(("max_tokens", "echo"), [(0, True), (1, True), (1, False)])
+def test_a_prompt_may_be_echoed_without_an_answer(max_tokens: int, echo: bool) -> None:
+    """vLLM generates one token for it, and drops that."""
+    made = call({"model": "m", "prompt": ["a", "b"], "max_tokens": max_tokens, "echo": echo}, "/v1/completions")
+    assert (made.max_tokens, made.n) == (1, 2)
+
+
+@pytest.mark.parametrize("echo", [False, None, "true", 1])
+def test_a_completion_without_an_echo_generates_something(echo: object) -> None:
+    refused = refusal({"model": "m", "prompt": "a", "max_tokens": 0, "echo": echo}, "/v1/completions")
+    assert refused.param == "max_tokens"
+
+
 def conversation(body: Any, path: str = "/v1/chat/completions", tenant: str = "t", **headers: str) -> int:
     """The conversation of a call for a model route, which its session names."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -32,13 +32,14 @@ READ = {
     *("model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "max_output_tokens", "user"),
     *("service_tier", "prompt_cache_key", "metadata", "background", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens", "tools", "chat_template_kwargs"),
+    "echo",
 }
 REFUSED = {*BY_GATEWAY, "prompt_embeds", "previous_response_id", "conversation", "data"}
 PASSED = {
     # how tokens are chosen, ended and shown
     *("logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "stop", "stop_token_ids"),
     *("stop_sequences", "include_stop_str_in_output", "ignore_eos", "allowed_token_ids", "bad_words", "length_penalty"),
-    *("use_beam_search", "watermarking", "repetition_detection", "skip_special_tokens", "echo", "include_reasoning"),
+    *("use_beam_search", "watermarking", "repetition_detection", "skip_special_tokens", "include_reasoning"),
     *("spaces_between_special_tokens", "return_tokens_as_token_ids", "return_token_ids", "return_token_offsets"),
     *("return_prompt_text", "return_token_strs", "routed_experts_prompt_start", "stream_interval"),
     *("parallel_tool_calls", "thinking_token_budget", "thinking", "reasoning", "reasoning_effort", "max_tool_calls"),

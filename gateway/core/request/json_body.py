@@ -65,6 +65,7 @@ class Body(msgspec.Struct, gc=False):
     min_tokens: _Int64 | None = None
     # completion; embedding, pooling and classify; tokenize
     prompt: Any = None
+    echo: Any = None
     input: Any = None
     tokens: Any = None
     # message, response

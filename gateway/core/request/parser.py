@@ -190,7 +190,10 @@ def _output(kind: str, fields: Body, prompt: Prompt, settings: CallSettings) -> 
     """The number of sequences to generate, and the limit of tokens of each (None: not given)."""
     if kind == "response":
         return 1, _tokens_asked(fields.max_output_tokens, "max_output_tokens", settings)
-    max_tokens = _tokens_asked(fields.max_tokens, "max_tokens", settings)
+    if kind == "completion" and fields.echo is True and fields.max_tokens == 0:
+        max_tokens: int | None = 1  # vLLM generates one token for a prompt that is only echoed, and drops it
+    else:
+        max_tokens = _tokens_asked(fields.max_tokens, "max_tokens", settings)
     if kind == "message":
         if max_tokens is None:
             raise bad_request("max_tokens is required: a positive integer", "max_tokens")
