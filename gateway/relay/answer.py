@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.admission import refusals
-from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error
+from gateway.core.answer.engine_error import NO_SUCH_ROUTE, engine_error, is_refusal
 from gateway.core.answer.error_shape import error_event, shaped
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.naming import AnswerNaming
@@ -18,11 +18,11 @@ from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import BUG, OK, STATUS, Outcome, error_body
 from gateway.native.loan import Loan
-from gateway.relay.retry_after import retry_after, retry_after_line
+from gateway.relay.retry_after import retry_after, retry_lines
 from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 
-ERROR_BODY_AT_MOST = 256 * 1024
+ERROR_BODY_AT_MOST = 256 * 1024  # bytes; of a longer one the beginning is read: vLLM may repeat a whole request, twice
 
 
 class Relay:
@@ -205,10 +205,30 @@ class Relay:
         self._responder.send(200, self._headers + b"x-weir-estimated: true\r\n", body)
         self.outcome = Outcome.OK
 
+    async def _error_body(self) -> bytes:
+        """The body of an error, or the beginning of a long one. Raises EngineError."""
+        read: asyncio.Future[EngineError | None] = asyncio.get_running_loop().create_future()
+        body = bytearray()
+
+        def done(error: EngineError | None) -> None:
+            if not read.done():
+                read.set_result(error)
+
+        def data(piece: bytes) -> None:
+            body.extend(piece)
+            if len(body) >= ERROR_BODY_AT_MOST:
+                done(None)
+
+        self._reply.relay(data, done)
+        error = await read
+        if error is not None:
+            raise error
+        return bytes(body[:ERROR_BODY_AT_MOST])
+
     async def _pass_error(self) -> None:
         """An engine's own error, in the one form our callers know. Raises Refused."""
         try:
-            body = await self._reply.read(ERROR_BODY_AT_MOST)
+            body = await self._error_body()
         except EngineError as error:
             message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
             raise refusals.wrong_answer(message) from error
@@ -219,5 +239,5 @@ class Relay:
             self._responder.end(close=True)
         else:
             again = retry_after(self._reply.headers)  # an engine knows best when it can do more
-            self._responder.send(self.status, self._headers + retry_after_line(again), body)
-        self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM
+            self._responder.send(self.status, self._headers + retry_lines(self.status, again), body)
+        self.outcome = Outcome.ENGINE_REFUSED if is_refusal(self.status) else Outcome.UPSTREAM

@@ -26,10 +26,11 @@ from gateway.relay.retry_after import retry_after
 from gateway.relay.settling import note_grant, settle, settle_unanswered
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder
-from gateway.upstream.client import EngineError
+from gateway.upstream.client import EngineError, Reply
 
 NO_FIELDS: dict[bytes, bytes] = {}  # of a request that was sent
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
+JSON_TYPE = b"application/json"
 
 
 class Forwarding(msgspec.Struct, eq=False):
@@ -71,7 +72,7 @@ class Forwarding(msgspec.Struct, eq=False):
             record.ttft = now - request.at
             if reply.status < 400:
                 grant.first_byte(now)
-            content_type = reply.headers.get(b"content-type", b"application/octet-stream")
+            content_type = body_type(reply, b"application/octet-stream")
             lines = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
             relay = Relay(call, reply, responder, lines)
             del lines
@@ -131,13 +132,19 @@ class Forwarding(msgspec.Struct, eq=False):
             body=body,
             engine=record.engine,
             engine_name=grant.engine.name,
-            content_type=reply.headers.get(b"content-type", b"application/json"),
+            content_type=body_type(reply, JSON_TYPE),
             again=retry_after(reply.headers),
             attempts=record.attempts,
             granted=granted,
             first_byte=first_byte,
             prompt_tokens=usage.prompt_tokens,
         )
+
+
+def body_type(reply: Reply, unsaid: bytes) -> bytes:
+    """Type of an answer's body, as its client gets it. `unsaid`: where the engine names none. Errors are written here,
+    in JSON, and so are estimates in their place."""
+    return JSON_TYPE if reply.status >= 400 else reply.headers.get(b"content-type", unsaid)
 
 
 def _reader(grant: Grant) -> str:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.witness import BatchWitness
-from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.engine_error import engine_error, is_refusal
 from gateway.core.answer.error_shape import refusal_body
 from gateway.core.answer.naming import named
 from gateway.core.policy.snapshot import Snapshot, largest_body
@@ -49,7 +49,7 @@ from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.mirror import Mirrors
 from gateway.relay.other_requests import OtherRequests, identified
 from gateway.relay.progress import Progress
-from gateway.relay.retry_after import retry_after_line
+from gateway.relay.retry_after import retry_lines
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.stored import Stored
 from gateway.relay.tracing import Tracing
@@ -311,9 +311,9 @@ class Pipeline:
         record.status, record.model = part.status, call.model
         body, again = part.body, b""
         if part.status >= 400:
-            record.outcome = Outcome.ENGINE_REFUSED if part.status < 500 else Outcome.UPSTREAM
+            record.outcome = Outcome.ENGINE_REFUSED if is_refusal(part.status) else Outcome.UPSTREAM
             body, record.reason = engine_error(part.status, body, call.route.path, call.model)
-            again = retry_after_line(part.again)
+            again = retry_lines(part.status, part.again)
         else:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:

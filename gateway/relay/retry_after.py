@@ -26,8 +26,10 @@ def retry_after(headers: Mapping[bytes, bytes]) -> int | None:
     return min(max(0, int((then - now).total_seconds())), AGAIN_AT_MOST)
 
 
-def retry_after_line(seconds: int | None) -> bytes:
-    """The answer's line; empty for None."""
+def retry_lines(status: int, seconds: int | None) -> bytes:
+    """Lines of an engine's error that say when to come again. SDKs would repeat a call for any status from 500 on."""
+    if status == 501:
+        return b"x-should-retry: false\r\n"
     return b"" if seconds is None else b"retry-after: %d\r\n" % seconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.relay.retry_after import AGAIN_AT_MOST, retry_after, retry_after_line
+from gateway.relay.retry_after import AGAIN_AT_MOST, retry_after, retry_lines
 
 NOW = b"Thu, 26 Nov 2026 09:00:00 GMT"
 
@@ -36,4 +36,4 @@ def test_when_to_come_again(told: bytes | None, date: bytes | None, seconds: int
     headers = {b"retry-after": told, b"date": date}
     found = retry_after({name: value for name, value in headers.items() if value is not None})
     assert found == seconds
-    assert retry_after_line(found) == (b"" if seconds is None else b"retry-after: %d\r\n" % seconds)
+    assert retry_lines(503, found) == (b"" if seconds is None else b"retry-after: %d\r\n" % seconds)

@@ -68,6 +68,7 @@ ENDINGS: dict[int | None, Ending] = {
     **dict.fromkeys(range(100, 500), SUCCESS),
     **dict.fromkeys(range(500, 600), FAILURE),
     429: NEUTRAL,
+    501: NEUTRAL,  # vLLM's for options of a request that it does not have
     503: NEUTRAL,
     None: FAILURE,
 }

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.core.answer.engine_error import LOGGED_AT_MOST, engine_error
+from gateway.core.answer.engine_error import BEGINNING, LOGGED_AT_MOST, engine_error
 from gateway.shared.vllm.answers import AnswerError, ModelCard, ModelLoad, models_from, sample_from
 
 V9 = """\
@@ -256,6 +256,24 @@ LONGER = "The decoder prompt (length 9) is longer than the maximum model length 
         (402, b"<html>", "The engine answered 402 without saying why.", None, None, None),
         (402, b'{"x": ' + b"[" * 9999, "The engine answered 402 without saying why.", None, None, None),
         (400, b'{"message": "\xff"}', "The engine answered 400 without saying why.", None, None, None),
+        (400, b'{"error":{"message":"too \\"long\\" \\u00e9 \xc3', 'too "long" \u00e9 ...', None, None, None),
+        (400, b'{"error":{"message":"cut at \\u00', "cut at ...", None, None, None),
+        (
+            400,
+            b'{"error":{"message":"half a pair \\ud83d',
+            "The engine answered 400 without saying why.",
+            None,
+            None,
+            None,
+        ),
+        (
+            400,
+            b'{"error":{"message":"maximum model length ' + b"x" * 9000,
+            "maximum model length " + "x" * (BEGINNING - 21) + "...",
+            None,
+            "context_length_exceeded",
+            None,
+        ),
     ],
 )
 def test_engine_errors_in_the_one_form(

@@ -81,8 +81,8 @@ def test_what_is_not_in_the_table_raises_and_changes_nothing(state: BreakerState
     ("status", "expected"),
     [
         (200, SUCCESS), (204, SUCCESS), (307, SUCCESS), (400, SUCCESS), (404, SUCCESS), (422, SUCCESS),
-        (429, NEUTRAL), (503, NEUTRAL),
-        (500, FAILURE), (501, FAILURE), (502, FAILURE), (504, FAILURE), (599, FAILURE), (999, FAILURE), (None, FAILURE),
+        (429, NEUTRAL), (501, NEUTRAL), (503, NEUTRAL),
+        (500, FAILURE), (502, FAILURE), (504, FAILURE), (599, FAILURE), (999, FAILURE), (None, FAILURE),
     ],
 )  # fmt: skip
 def test_what_a_status_says_of_its_engine(status: int | None, expected: Ending) -> None:
