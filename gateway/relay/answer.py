@@ -29,8 +29,8 @@ class Relay:
     """Answer to one call. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it
     told).
 
-    `reads` counts what came of a body, in pieces: in a stream no more than one per token. `held_up`: the engine was not
-    read for a while, since the client did not read.
+    `sent`: bytes of the call's body. `reads` counts what came of a body, in pieces: in a stream no more than one per
+    token. `held_up`: the engine was not read for a while, since the client did not read.
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Relay:
         "outcome", "status", "usage",
     )  # fmt: skip
 
-    def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
+    def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes, sent: int = 0) -> None:
         self._call = call
         self._reply = reply
         self._responder = responder
@@ -55,7 +55,9 @@ class Relay:
         self._naming = AnswerNaming(name, stream=call.stream) if name else None
         self.outcome = BUG
         self.usage = (
-            SSEUsage(hide=call.route.usage_option and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)
+            SSEUsage(
+                call.route.usage_option and not call.wants_usage, cut=call.usage_cut, single=call.n == 1, sent=sent
+            )
             if call.stream
             else JSONUsage()
         )

@@ -74,7 +74,7 @@ class Forwarding(msgspec.Struct, eq=False):
                 grant.first_byte(now)
             content_type = body_type(reply, b"application/octet-stream")
             lines = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
-            relay = Relay(call, reply, responder, lines)
+            relay = Relay(call, reply, responder, lines, record.bytes_in)
             del lines
             try:
                 if not relay.send_whole():

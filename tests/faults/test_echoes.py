@@ -76,6 +76,13 @@ def test_an_error_that_repeats_a_long_request_is_the_callers_own_and_says_why() 
     assert len(error["message"]) < 5000
 
 
+def test_a_response_that_repeats_a_long_request_is_no_failure_of_its_engine() -> None:
+    told = asked("response", post("/v1/responses", messages=None, input="x", stream=True, metadata={"note": LONG}))
+    assert told.status == 200
+    assert b"response.completed" in told.body
+    assert b"response.failed" not in told.body
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
 def test_what_an_engine_has_not_implemented_is_the_callers_to_leave_out(path: str) -> None:
     payload = embedding() if "embed" in path else post(path)

@@ -18,11 +18,12 @@ from msgspec import Raw
 
 from gateway.core.answer.usage import Usage
 
-MAX_EVENT = 1 << 20  # bytes
+MAX_EVENT = 1 << 20  # bytes, beside what the client has sent: events of a response repeat its fields
+REPEATED = 4  # times as long as they were, since each tool gets the fields that it left out
 
 
 class UsageError(ValueError):
-    """The engine's stream cannot be read: no end of an event within MAX_EVENT bytes."""
+    """The engine's stream cannot be read: no end of an event where the longest would have ended."""
 
 
 class _Holder(msgspec.Struct, gc=False):
@@ -56,7 +57,7 @@ MAX_CHOICES = 16384
 
 class SSEUsage:
     """Reads one event stream. `hide`: remove the usage-only event (`choices: []` with usage). `cut`: remove the usage
-    of every event that has choices, too. `single`: the stream has one choice.
+    of every event that has choices, too. `single`: the stream has one choice. `sent`: bytes of the request.
 
     `prompt_tokens`, `completion_tokens`, `cached_tokens`: None until the engine reports them. `whole`: they are of the
     whole answer; until then they are of the events so far, and the completion is the sum over the choices. `done`: the
@@ -65,11 +66,12 @@ class SSEUsage:
 
     __slots__ = (
         "_by_choice", "_held", "_last", "_latest", "cached_tokens", "completion_tokens", "cut", "done", "error", "hide",
-        "prompt_tokens", "single", "whole",
+        "longest", "prompt_tokens", "single", "whole",
     )  # fmt: skip
 
-    def __init__(self, hide: bool, *, cut: bool = False, single: bool = False) -> None:
+    def __init__(self, hide: bool, *, cut: bool = False, single: bool = False, sent: int = 0) -> None:
         self.hide = hide
+        self.longest = MAX_EVENT + REPEATED * sent  # bytes of an event
         self.cut = cut
         self.single = single
         self.whole = False
@@ -116,7 +118,7 @@ class SSEUsage:
         if not end:
             cr = held.rfind(b"\r\r", searched)  # of a stream that has no line feeds: others do not pay for the search
             end = cr + 2 if cr >= 0 else 0
-        if len(held) - end > MAX_EVENT:
+        if len(held) - end > self.longest:
             raise UsageError(f"no end of an event in {len(held) - end} bytes of the engine's stream")
         if not end:
             return b""

@@ -214,6 +214,13 @@ def test_an_event_that_never_ends_is_an_error() -> None:
     assert len(exact.feed(b"\n\n")) == MAX_EVENT + 2
 
 
+def test_an_event_may_repeat_what_the_client_sent() -> None:
+    reader = SSEUsage(hide=True, sent=1000)
+    assert reader.feed(b"x" * (MAX_EVENT + 4000)) == b""
+    with pytest.raises(UsageError):
+        reader.feed(b"x")
+
+
 def test_an_event_in_many_reads_is_parsed_once_and_an_echo_is_not_its_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last event of a response repeats the client's tools and schema."""
     decode, sizes = sse_usage._decode_event, []
