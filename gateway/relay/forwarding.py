@@ -31,6 +31,8 @@ from gateway.upstream.client import EngineError, Reply
 NO_FIELDS: dict[bytes, bytes] = {}  # of a request that was sent
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 JSON_TYPE = b"application/json"
+METADATA = b"metadata"  # vLLM's header with the shapes and the usage of vectors that are given as bytes
+POOLED = ("embedding", "pooling")  # kinds of routes
 
 
 class Forwarding(msgspec.Struct, eq=False):
@@ -74,6 +76,8 @@ class Forwarding(msgspec.Struct, eq=False):
                 grant.first_byte(now)
             content_type = body_type(reply, b"application/octet-stream")
             lines = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
+            if METADATA in reply.headers and call.route.kind in POOLED:
+                lines += b"metadata: %b\r\n" % reply.headers[METADATA]
             relay = Relay(call, reply, responder, lines, record.bytes_in)
             del lines
             try:

@@ -113,3 +113,9 @@ def embedding(**more: Any) -> bytes:
 def test_an_error_of_a_call_that_may_be_merged_is_json_too() -> None:
     told = asked("422", embedding(), MERGES)
     assert (told.status, told.headers["content-type"]) == (422, "application/json")
+
+
+def test_vectors_as_bytes_come_with_what_tells_them_apart() -> None:
+    told = asked("bytes", embedding(encoding_format="bytes"))
+    assert (told.status, told.headers["content-type"], len(told.body)) == (200, "application/octet-stream", 8)
+    assert told.headers["metadata"].encode() == METADATA
