@@ -89,7 +89,7 @@ def drawn(rng: random.Random) -> tuple[bytes, bytes]:
     out += f"--{boundary}--{odd(chr(13) + chr(10), ['', 'x', ' ', '--'])}".encode()
     kind = odd("multipart/form-data", ["Multipart/Form-Data", "multipart/form-data ", "multipart/mixed"])
     quoted = odd(f'"{boundary}"', [boundary, f"'{boundary}'", f'"{boundary}'])
-    more = odd("", ["; charset=utf-7", "; charset=cp037", "; boundary=C", "; x=y", ";"])
+    more = odd("", ["; charset=utf-8", "; charset=utf-7", "; charset=cp037", "; boundary=C", "; x=y", ";"])
     gap, name = odd("; ", [";", " ", ";\t"]), odd("boundary", ["Boundary", "boundary*", "boundary "])
     return f"{kind}{gap}{name}={quoted}{more}".encode(), out
 

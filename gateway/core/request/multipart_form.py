@@ -2,7 +2,9 @@
 
 The scan is strict (RFC 7578, with RFC 2046's delimiters). Whatever a lenient parser could read in two ways is refused,
 since the engine reads the same bytes. Part headers are accepted in their plainest form only: parameters in lower case,
-each once, each a token or a quoted string without escapes. Of the body nothing is changed but by `with_field`.
+each once, each a token or a quoted string without escapes. Of the body nothing is changed but by `with_field`. Two
+things that nobody can read in another way are taken too: UTF-8 as the form's charset, which it has in any case, and a
+file's name that is given a second time, encoded.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ MAX_PARTS = 64
 MAX_HEAD = 16 * 1024  # bytes of a part's header block
 MAX_VALUE = 4096  # bytes of a field that is not a file
 
+_CHARSET = rb"(?:[ \t]*;[ \t]*charset=(?:[Uu][Tt][Ff]-8|\"[Uu][Tt][Ff]-8\"))?"
 _TYPE = re.compile(
-    rb"[Mm]ultipart/[Ff]orm-[Dd]ata[ \t]*;[ \t]*boundary=(?:\"([\w'()+,./:=? -]*[\w'()+,./:=?-])\"|([\w'+.-]+))"
+    rb"[Mm]ultipart/[Ff]orm-[Dd]ata%b[ \t]*;[ \t]*boundary=(?:\"([\w'()+,./:=? -]*[\w'()+,./:=?-])\"|([\w'+.-]+))%b"
+    % (_CHARSET, _CHARSET)
 )
 # A file's name may hold any character but those that end or escape a quoted string, or a parameter.
 _DISPOSITION = re.compile(
     rb"[Ff]orm-[Dd]ata[ \t]*;[ \t]*name=(?:\"([\w.\[\]-]{1,64})\"|([\w.-]{1,64}))"
-    rb"(?:[ \t]*;[ \t]*filename=(?:\"([^\"\\;\x00-\x1f\x7f]*)\"|([\w.-]+)))?"
+    rb"(?:[ \t]*;[ \t]*filename=(?:\"([^\"\\;\x00-\x1f\x7f]*)\"|([\w.-]+))"
+    rb"(?:[ \t]*;[ \t]*filename\*=[Uu][Tt][Ff]-8''[\w.%~!#$&+^`|-]*)?)?"
 )
 _HEADER = re.compile(rb"([A-Za-z-]{1,64}):([^\x00-\x08\x0a-\x1f\x7f]*)")
 
@@ -75,8 +80,8 @@ def boundary_of(content_type: bytes) -> bytes:
     boundary = (found[1] or found[2]) if found else b""
     if not 1 <= len(boundary) <= 70:
         raise bad_request(
-            "content-type must be multipart/form-data with one boundary of 1 to 70 characters and no other parameter, "
-            f"found {content_type[:80].decode('latin-1')}",
+            "content-type must be multipart/form-data with one boundary of 1 to 70 characters and no other parameter "
+            f"but charset=utf-8, found {content_type[:80].decode('latin-1')}",
             "content-type",
         )
     return boundary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.request.multipart_form import MAX_PARTS, MAX_VALUE, form_fields
+from gateway.core.request.multipart_form import MAX_PARTS, MAX_VALUE, form_fields, with_field
 from gateway.core.request.outcome import Refused
 
 TYPE = b"multipart/form-data; boundary=B"
@@ -30,11 +30,35 @@ def test_fields_and_files() -> None:
 
 
 @pytest.mark.parametrize(
+    "content_type",
+    [
+        b"multipart/form-data; charset=UTF-8; boundary=B",  # Apache's HttpClient
+        b'multipart/form-data; boundary="B"; charset=utf-8',
+        b'multipart/form-data; boundary=B;charset="utf-8"',
+    ],
+)
+def test_the_one_charset_may_be_named(content_type: bytes) -> None:
+    assert form_fields(content_type, form(field(b"model", "wé".encode()))) == {"model": "wé"}
+
+
+@pytest.mark.parametrize(
+    "star", [b"utf-8''a%20b.wav", b"UTF-8''%E2%82%AC%3Bname%3Dmodel.wav", b"utf-8''", b"utf-8''a+b&c#1.wav"]
+)
+def test_a_files_name_may_be_given_again_as_dotnet_does(star: bytes) -> None:
+    line = b'Content-Disposition: form-data; name=file; filename="a b.wav"; filename*=' + star
+    body = form(field(b"model", b"m"), line + b"\r\n\r\nRIFF")
+    assert form_fields(TYPE, body) == {"model": "m", "file": ""}
+    assert with_field(TYPE, body, "model", "other") == body.replace(b"\r\n\r\nm\r\n", b"\r\n\r\nother\r\n")
+
+
+@pytest.mark.parametrize(
     ("content_type", "says"),
     [
         (b"application/json", "must be multipart/form-data .* found application/json"),
         (b"multipart/form-data; boundary=B; charset=utf-7", "no other parameter"),
         (b"multipart/form-data; charset=cp037; boundary=B", "no other parameter"),
+        (b"multipart/form-data; charset=utf-8x; boundary=B", "no other parameter"),
+        (b"multipart/form-data; boundary=B; charset=utf-8; x=y", "no other parameter"),
         (b"multipart/form-data; Boundary=B", "one boundary"),
         (b"multipart/form-data; boundary*=utf-8''B", "one boundary"),
         (b'multipart/form-data; boundary="B ', "one boundary"),
@@ -96,6 +120,10 @@ def test_bad_forms(body: bytes, says: str) -> None:
         b'form-data; name*0="mo"; name*1="del"',
         b"form-data; name=\"x\"; filename*=utf-8''y",
         b'form-data; filename="y"; name="x"',
+        b'form-data; name="x"; filename="y"; filename*=utf-7\'\'y',
+        b'form-data; name="x"; filename="y"; filename*=utf-8\'\'y"; name="model',
+        b'form-data; name="x"; filename*=utf-8\'\'y; filename="y"',
+        b'form-data; name="x"; filename="y"; filename*=utf-8\'\'y; name="model"',
         b'form-data; name="x"; filename="y"; filename="z"',
         b'form-data; name="x"; filename="y;name=model"',
         b'form-data; name="x"; other="y"',
