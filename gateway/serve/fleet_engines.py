@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MOST_OUTSIDE = 4096  # calls at a provider at once: its own bound is its 429, whose Retry-After is obeyed
 UNBOUNDED = 10**12  # tokens: a provider has no KV cache that calls here could fill
 PROVIDER_CONNECTS_WITHIN = 5.0  # seconds, TLS included
+MOST_HEAD = 512 * 1024  # bytes of an answer's head: one line of it tells the shapes of vectors that are given as bytes
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'WEIR.whl[kv-events]', or leave kv_events out"
 
 
@@ -314,7 +315,7 @@ def client_settings(policy: Policy, id: str = "") -> ClientSettings:
     """Return what a pool of connections to an engine needs of the policy; to a provider, by its `id`."""
     name = provider_of(id)
     if not name:
-        return ClientSettings(stall_timeout=policy.timeouts.stall)
+        return ClientSettings(stall_timeout=policy.timeouts.stall, max_head=MOST_HEAD)
     provider = policy.providers.get(name)
     if provider is None or not provider.allow_private:
         network: Literal["any", "public", "private"] = "public"

@@ -18,7 +18,6 @@ LONG = "x" * 1_200_000  # more than one event may have that repeats nothing
 REASON = "Value error, Stream options can only be defined when `stream=True`."
 PLAIN = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n%b"
 MERGES = Policy(batching={"embeddings": 0.02})
-METADATA = b'{"id":"embd-1","data":[{"index":0,"start":0,"end":8,"shape":[2]}]}'
 
 
 class Echo(ScriptedEngine):
@@ -43,7 +42,11 @@ class Echo(ScriptedEngine):
             fields = {"message": REASON, "type": "NotImplementedError", "param": None, "code": 501}
             writer.write(answer(501, json.dumps({"error": fields}).encode()))
         elif name == "bytes":
-            head = b"metadata: %b\r\n" % METADATA
+            rows = [
+                {"index": at, "embedding": "float32", "start": 8 * at, "end": 8 * at + 8, "shape": [2]}
+                for at in range(len(json.loads(body)["input"]))
+            ]
+            head = b"metadata: %b\r\n" % json.dumps({"id": "embd-1", "data": rows}).encode()
             writer.write(PLAIN % (200, b"application/octet-stream", head, 8, b"\0" * 8))
         else:  # a status, as a server in front of vLLM says it, or Starlette
             page = b"Internal Server Error"
@@ -115,7 +118,8 @@ def test_an_error_of_a_call_that_may_be_merged_is_json_too() -> None:
     assert (told.status, told.headers["content-type"]) == (422, "application/json")
 
 
-def test_vectors_as_bytes_come_with_what_tells_them_apart() -> None:
-    told = asked("bytes", embedding(encoding_format="bytes"))
+@pytest.mark.parametrize("inputs", [1, 2048])
+def test_vectors_as_bytes_come_with_what_tells_them_apart(inputs: int) -> None:
+    told = asked("bytes", post("/v1/embeddings", messages=None, input=["x"] * inputs, encoding_format="bytes"))
     assert (told.status, told.headers["content-type"], len(told.body)) == (200, "application/octet-stream", 8)
-    assert told.headers["metadata"].encode() == METADATA
+    assert len(json.loads(told.headers["metadata"])["data"]) == inputs
