@@ -30,7 +30,7 @@ from gateway.upstream.client import EngineError, Reply
 
 NO_FIELDS: dict[bytes, bytes] = {}  # of a request that was sent
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
-JSON_TYPE = b"application/json"
+JSON_TYPE, BYTES = b"application/json", b"application/octet-stream"
 METADATA = b"metadata"  # vLLM's header with the shapes and the usage of vectors that are given as bytes
 POOLED = ("embedding", "pooling")  # kinds of routes
 
@@ -74,11 +74,8 @@ class Forwarding(msgspec.Struct, eq=False):
             record.ttft = now - request.at
             if reply.status < 400:
                 grant.first_byte(now)
-            content_type = body_type(reply, b"application/octet-stream")
-            lines = answer_lines(call, admission, record, grant.engine.name, content_type, reader)
-            if METADATA in reply.headers and call.route.kind in POOLED:
-                lines += b"metadata: %b\r\n" % reply.headers[METADATA]
-            relay = Relay(call, reply, responder, lines, record.bytes_in)
+            lines = answer_lines(call, admission, record, grant.engine.name, body_type(reply, BYTES), reader)
+            relay = Relay(call, reply, responder, lines + _metadata(call, reply), record.bytes_in)
             del lines
             try:
                 if not relay.send_whole():
@@ -149,6 +146,12 @@ def body_type(reply: Reply, unsaid: bytes) -> bytes:
     """Type of an answer's body, as its client gets it. `unsaid`: where the engine names none. Errors are written here,
     in JSON, and so are estimates in their place."""
     return JSON_TYPE if reply.status >= 400 else reply.headers.get(b"content-type", unsaid)
+
+
+def _metadata(call: Call, reply: Reply) -> bytes:
+    """The answer's line with what vLLM tells of vectors that are given as bytes; empty: nothing."""
+    found = reply.headers.get(METADATA)
+    return b"" if found is None or call.route.kind not in POOLED else b"metadata: %b\r\n" % found
 
 
 def _reader(grant: Grant) -> str:

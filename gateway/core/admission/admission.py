@@ -271,7 +271,7 @@ class AdmissionControl:
         if isinstance(choice, Aside) and queues.owed(ticket) > self._fit_at_a_time(call.model):
             choice = self._choose(call, now, rng, ticket.exclude, math.inf)
         if choice is None:
-            return self._without_room(ticket, queues, now)
+            return without_room(self.candidates(call), ticket, queues, now)
         if isinstance(choice, Aside):
             return choice
         if now >= call.deadline:
@@ -286,23 +286,6 @@ class AdmissionControl:
                 foretold = Foretold(waited=now - ticket.pushed_at, ttft=ttft, tpot=tpot)
                 return Refuse(reason=Reason.SHED_LATE, foretold=foretold)
         return choice
-
-    def _without_room(self, ticket: Ticket, queues: Queues, now: float) -> Refuse | Aside | None:
-        """Whether a call that no engine has room for now goes on waiting, and whether others pass it. An engine that
-        could hold it may be gone, or back with a smaller KV cache, since it came."""
-        call, waited = ticket.call, now - ticket.pushed_at
-        engines = self.candidates(call)
-        usable = usable_of(engines, now)
-        if call.subset is not None:  # others may go to the engines that it must not have
-            return ASIDE if usable else Refuse(reason=Reason.NO_ENGINE, waited=waited)
-        if not usable or any(call.cost <= engine.ledger.largest for engine in usable):
-            return None
-        largest = max([engine.ledger.largest for engine in engines])
-        if call.cost > largest:
-            return Refuse(reason=Reason.TOO_LARGE, largest=largest)
-        if queues.starving(ticket, now):  # nobody would pass it any more
-            return Refuse(reason=Reason.NO_ENGINE, engines=engines, waited=waited)
-        return ASIDE
 
     def _fit_at_a_time(self, model: str) -> int:
         """Tokens that fit the engines of a model: by so much tenants' shares may differ anyway (`fairness.py`)."""
@@ -364,3 +347,19 @@ class AdmissionControl:
     def held_until(self, model: str, now: float) -> float:
         """Time when calls that wait for an engine of the model to come back are given up, as in `Outages`."""
         return self.outages.held_until(model, now, self.rules.policy.routing.hold_unserved)
+
+
+def without_room(engines: Sequence[Engine], ticket: Ticket, queues: Queues, now: float) -> Refuse | Aside | None:
+    """Whether a call that none of its model's engines has room for goes on waiting, and whether others pass it. An
+    engine that could hold it may be gone, or back with a smaller KV cache, since it came."""
+    call, waited, usable = ticket.call, now - ticket.pushed_at, usable_of(engines, now)
+    if call.subset is not None:  # others may go to the engines that it must not have
+        return ASIDE if usable else Refuse(reason=Reason.NO_ENGINE, waited=waited)
+    if not usable or any(call.cost <= engine.ledger.largest for engine in usable):
+        return None
+    largest = max([engine.ledger.largest for engine in engines])
+    if call.cost > largest:
+        return Refuse(reason=Reason.TOO_LARGE, largest=largest)
+    if queues.starving(ticket, now):  # nobody would pass it any more
+        return Refuse(reason=Reason.NO_ENGINE, engines=engines, waited=waited)
+    return ASIDE

@@ -248,8 +248,7 @@ class Invariants:
             held_up = held_up or not ticket.large
 
     def _patient(self, ticket: Ticket, engines: tuple[Engine, ...], now: float) -> None:
-        """Check that a call waits for a full engine no longer than twice what reading its prompt anew takes now. A call
-        that no engine there could hold waits for one that could."""
+        """Check that a call waits for a full engine no longer than twice what reading its prompt takes now."""
         call = ticket.call
         reading = call.prompt_tokens / min((engine.speed.prefill_rate for engine in engines), default=SLACK)
         fits = call.subset is None and any(call.cost <= each.ledger.largest for each in usable_of(engines, now))
