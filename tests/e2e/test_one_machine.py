@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from loadtest.processes import Child, until
+from tests.sidecar.served import wait_kept
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -87,6 +88,7 @@ def test_a_sidecar_that_ends_is_started_again_and_what_it_ran_goes_on(machine: P
     with serve(machine) as gateway:
         url = gateway.line(r"data port (\S+)", 60.0)
         assert ask("qwen-7b").status_code == 200
+        wait_kept(machine, "qwen-7b")
         engines = set(of(machine)) - {gateway.pid}
         (sidecar,) = [pid for pid in engines if b"sidecar.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(sidecar, how)

@@ -31,6 +31,16 @@ models:
 """
 
 
+def wait_kept(folder: Path, profile: str) -> None:
+    """Wait until the sidecar's state file, which a thread writes, has the profile's engine."""
+    state = folder / "sidecar.state"
+
+    def kept() -> bool:
+        return state.exists() and profile in json.loads(state.read_bytes())["engines"]
+
+    assert until(kept, 60.0) is not None, state
+
+
 class Box:
     """A machine: a folder with a sidecar's file, its GPUs and its engines' sockets. `served` runs a sidecar on it."""
 
@@ -72,9 +82,10 @@ class Box:
         return next(model["state"] for model in self.ask("GET", "/status")["models"] if model["profile"] == profile)
 
     def awake(self, profile: str) -> None:
-        """Have it run, and wait for that."""
+        """Have it run, and wait for that, and until the next sidecar knows of it."""
         self.ask("POST", f"/models/{profile}/ensure")
         assert until(lambda: self.state(profile) == "running", 60.0) is not None
+        wait_kept(self.folder, profile)
 
     def serves(self, profile: str) -> bool:
         """Whether the engine of a profile answers, with or without a sidecar."""
