@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -151,6 +150,26 @@ class Models:
         responder.send(503, b"x-weir-reason: no_engine\r\nretry-after: 0\r\n", b"{}")
 
 
+def added(database: sqlite3.Connection, id: str, now: int) -> None:
+    """A batch of the lines that stand in the file `file-1`."""
+    batch = BatchObject(
+        id=id, endpoint="/v1/completions", input_file_id="file-1", status="validating", created_at=now,
+        expires_at=now + 3600,
+    )  # fmt: skip
+    assert tables.add_batch(database, ANONYMOUS, batch, keep_until=2**40, most=10, most_bytes=2**30)
+
+
+def asked(folder: Path, models: list[str]) -> Path:
+    """The file `file-1`, with a line for each of these models."""
+    file = folder / "file-1"
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": {"model": model, "prompt": "x"}}
+        for number, model in enumerate(models)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
 def answered(folder: Path, models: Models, lines: list[str], runs: int = 1) -> None:
     """Run a batch of lines for these models to its end, with eight seats, as one of so many that are worked on."""
 
@@ -160,18 +179,8 @@ def answered(folder: Path, models: Models, lines: list[str], runs: int = 1) -> N
         site = BatchSite(BatchesPolicy(in_flight=8), storage, cast(Any, models), BodyMemory(2**30, 1.0), print)
         site.folder.make()
         site.runs = runs
-        url = "/v1/completions"
-        bodies = [{"model": model, "prompt": "x"} for model in lines]
-        (site.folder.path / "file-1").write_text("\n".join([
-            json.dumps({"custom_id": f"{number}", "method": "POST", "url": url, "body": body})
-            for number, body in enumerate(bodies)
-        ]))  # fmt: skip
-        batch = BatchObject(
-            id="batch_1", endpoint=url, input_file_id="file-1", status="validating", created_at=site.now(),
-            expires_at=site.now() + 3600,
-        )  # fmt: skip
-        add = partial(tables.add_batch, tenant=ANONYMOUS, batch=batch, keep_until=2**40, most=1, most_bytes=2**30)
-        assert await storage.run(add)
+        asked(site.folder.path, lines)
+        await storage.run(added, "batch_1", site.now())
         (stored,) = await storage.run(tables.unfinished)
         async with asyncio.timeout(60):
             await BatchRun(site, stored).run()
@@ -202,23 +211,6 @@ class Hanging(Models):
         self._wait += 1
 
 
-def added(database: sqlite3.Connection, id: str, now: int) -> None:
-    """A batch of one line, which stands in the file `file-1`."""
-    batch = BatchObject(
-        id=id, endpoint="/v1/completions", input_file_id="file-1", status="validating", created_at=now,
-        expires_at=now + 3600,
-    )  # fmt: skip
-    assert tables.add_batch(database, ANONYMOUS, batch, keep_until=2**40, most=10, most_bytes=2**30)
-
-
-def one_line(folder: Path) -> Path:
-    """The file `file-1`."""
-    body = {"model": "sim", "prompt": "x"}
-    file = folder / "file-1"
-    file.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}))
-    return file
-
-
 def test_a_batch_that_waits_for_its_tenants_others_is_cancelled_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         storage = Storage(tmp_path)
@@ -226,7 +218,7 @@ def test_a_batch_that_waits_for_its_tenants_others_is_cancelled_at_once(tmp_path
         hanging = cast(Any, Hanging(0))
         site = BatchSite(BatchesPolicy(), storage, hanging, BodyMemory(2**30, 1.0), print)
         site.folder.make()
-        size = one_line(site.folder.path).stat().st_size
+        size = asked(site.folder.path, ["sim"]).stat().st_size
         file = FileObject(id="file-1", bytes=size, created_at=1, expires_at=2**40, filename="a", purpose="batch")
         await storage.run(tables.add_file, ANONYMOUS, file)
         for number in range(worker.OF_A_TENANT + 1):
@@ -255,7 +247,7 @@ def test_lines_whose_file_has_vanished_are_told_so(tmp_path: Path) -> None:
         models = Models(back_after=0)
         site = BatchSite(BatchesPolicy(), storage, cast(Any, models), BodyMemory(2**30, 1.0), print)
         site.folder.make()
-        file = one_line(site.folder.path)
+        file = asked(site.folder.path, ["sim"])
         await storage.run(added, "batch_1", site.now())
         (stored,) = await storage.run(tables.unfinished)
         await BatchRun(site, stored)._judge()

@@ -173,42 +173,30 @@ def test_results_that_the_disk_does_not_take_do_not_count_and_are_written_again(
     asyncio.run(main())
 
 
-def test_a_batch_whose_results_are_gone_from_the_disk_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "kept", "end"),
+    [("in_progress", {1}, "failed"), ("finalizing", {1, 2}, "failed"), ("cancelling", {1, 2}, "cancelled")],
+)
+def test_a_batch_whose_results_are_gone_from_the_disk_says_so_also_where_it_is_about_to_end(
+    tmp_path: Path, status: str, kept: set[int], end: str
+) -> None:
     async def main() -> None:
         storage = Storage(tmp_path)
         await storage.open()
         site = site_of(storage)
         site.folder.make()
         await storage.run(begun)
-        await storage.run(lambda database: tables.keep_results(database, 1, {1}, (), tables.Sizes(100, 0)))
+        await storage.run(lambda database: tables.keep_results(database, 1, kept, (), tables.Sizes(100, 0)))
+        if status != "in_progress":
+            assert await storage.run(lambda database: tables.step(database, 1, status, 1))
         (stored,) = await storage.run(tables.unfinished)
+        assert stored.batch.status == status
         await BatchRun(site, stored).run()
         batch = await storage.run(lambda database: tables.batch_of(database, "acme", "batch_1"))
         assert batch is not None
-        assert batch.errors is not None
-        assert (batch.status, [fault.code for fault in batch.errors.data]) == ("failed", ["results_missing"])
-        assert list(site.folder.path.iterdir()) == []
-        await storage.aclose()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(("status", "end"), [("finalizing", "failed"), ("cancelling", "cancelled")])
-def test_a_batch_that_is_about_to_end_says_that_its_results_are_gone(tmp_path: Path, status: str, end: str) -> None:
-    async def main() -> None:
-        storage = Storage(tmp_path)
-        await storage.open()
-        site = site_of(storage)
-        site.folder.make()
-        await storage.run(begun)
-        await storage.run(lambda database: tables.keep_results(database, 1, {1, 2}, (), tables.Sizes(100, 0)))
-        assert await storage.run(lambda database: tables.step(database, 1, status, 1))
-        (stored,) = await storage.run(tables.unfinished)
-        await BatchRun(site, stored).run()
-        batch = await storage.run(lambda database: tables.batch_of(database, "acme", "batch_1"))
-        assert batch is not None
-        assert batch.errors is not None, f"it is {batch.status}, of two lines that have results, and has no file"
+        assert batch.errors is not None, f"it is {batch.status}, of lines that have results, and has no file"
         assert (batch.status, [fault.code for fault in batch.errors.data]) == (end, ["results_missing"])
+        assert list(site.folder.path.iterdir()) == []
         await storage.aclose()
 
     asyncio.run(main())
