@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gateway.shared.folder_lock import FolderLock
+from gateway.shared.new_file import move
 
 PART = ".part"
 
@@ -59,12 +60,7 @@ class FileFolder:
         file.flush()
         os.fsync(file.fileno())
         size = os.fstat(file.fileno()).st_size
-        os.replace(self._part(id), self.path / id)
-        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        move(self._part(id), self.path / id)
         return size
 
     def spill(self) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""Creation of a file that was not there: never over another file, nor through a link."""
+"""Creation of a file that was not there: never over another file, nor through a link. And a file's move to its name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ def write_new(path: Path, text: str, mode: int = 0o666) -> None:
     FileExistsError where the path is taken."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
+
+
+def move(file: Path, path: Path) -> None:
+    """Give a file whose content is on the disk the name `path`, which stays also where the power fails. Raises
+    OSError."""
+    os.replace(file, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_out(path: Path, text: str, mode: int = 0o666) -> None:

@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.shared.new_file import move
 from gateway.shared.tasks import done_within
 from gateway.shared.threads import in_thread
 from sidecar.core.engine_records import EngineRecord
@@ -233,16 +234,11 @@ def replace(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(fd)
-        new.replace(path)
+        move(new, path)
     except OSError:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 # -- origin -----------------------------------------------------------------------------------------------------------
