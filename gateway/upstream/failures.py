@@ -54,7 +54,7 @@ def reason_of(error: OSError) -> tuple[str, str]:
     return reason, WORDS.get(error.errno or 0, error.strerror or str(error))
 
 
-def unknown_name(host: str, error: socket.gaierror | UnicodeError) -> UnknownName:
-    """Error for a host that does not resolve, with the words of the name servers."""
+def unknown_name(host: str, error: OSError | UnicodeError) -> UnknownName:
+    """Error for a host that does not resolve, with the words of the name servers, or of this machine."""
     said = error.strerror if isinstance(error, socket.gaierror) else str(error)
     return UnknownName(f"the name {host} does not resolve: {said}")

@@ -100,16 +100,19 @@ class Names:
             return
         self._running += 1
         self.look_ups += 1
-        threading.Thread(target=self._look_up, args=(loop, host), name="weir-name", daemon=True).start()
+        try:
+            threading.Thread(target=self._look_up, args=(loop, host), name="weir-name", daemon=True).start()
+        except RuntimeError as failed:  # the process may have no further thread
+            loop.call_soon(self._answered, loop, host, (), OSError(str(failed)))
 
     def _look_up(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         """Look up a host. Runs in a thread."""
         found: tuple[str, ...] = ()
-        error: socket.gaierror | UnicodeError | None = None
+        error: OSError | UnicodeError | None = None
         try:
             infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             found = tuple(dict.fromkeys(str(info[4][0]) for info in infos))
-        except (socket.gaierror, UnicodeError) as failed:
+        except (OSError, UnicodeError) as failed:  # without a descriptor left it is no gaierror
             error = failed
         with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever would hear it
             loop.call_soon_threadsafe(self._answered, loop, host, found, error)
@@ -119,7 +122,7 @@ class Names:
         loop: asyncio.AbstractEventLoop,
         host: str,
         found: tuple[str, ...],
-        error: socket.gaierror | UnicodeError | None,
+        error: OSError | UnicodeError | None,
     ) -> None:
         self._running -= 1
         known, now = self._hosts.get(host), loop.time()
@@ -129,7 +132,7 @@ class Names:
                 known.addresses, known.error, known.good_until = found, None, now + TTL
             else:
                 known.error = unknown_name(host, error)
-                if isinstance(error, UnicodeError) or error.errno in DENIED:
+                if isinstance(error, UnicodeError) or (isinstance(error, socket.gaierror) and error.errno in DENIED):
                     known.addresses = ()
             if known.under_way is not None and not known.under_way.done():
                 known.under_way.set_result(None)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -136,6 +137,45 @@ def test_the_last_good_addresses_serve_while_name_servers_do_not(how: str, play:
                 await asyncio.sleep(0.001)
 
         await moved()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("without", ["descriptor", "thread"])
+def test_a_look_up_that_this_machine_cannot_make_is_made_again(
+    without: str, known: bool, play: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """getaddrinfo raises an OSError that is no gaierror where it can open nothing (EAI_SYSTEM)."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files") if without == "descriptor" else RuntimeError("no thread")
+
+    async def scenario(names: Names, servers: Servers, clock: Clock) -> None:
+        servers.known["vllm"] = ("10.0.0.2",)
+        if known:
+            await names.addresses("vllm")
+            clock.ahead += TTL
+        with monkeypatch.context() as patch:
+            if without == "descriptor":
+                patch.setattr(module.socket, "getaddrinfo", fails)
+            else:
+                patch.setattr(module.threading.Thread, "start", fails)
+            for _ in range(3):
+                if known:
+                    assert await names.addresses("vllm") == ("10.0.0.2",)
+                else:
+                    with pytest.raises(UnknownName, match="the name vllm does not resolve"):
+                        await asyncio.wait_for(names.addresses("vllm"), 10.0)
+                clock.ahead += AGAIN
+        servers.known["vllm"] = ("10.0.0.7",)
+
+        async def moved() -> None:
+            while await names.addresses("vllm") != ("10.0.0.7",):
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(moved(), 10.0)
+        assert names._running == 0
 
     play(scenario)
 
