@@ -25,7 +25,8 @@ _OFFERS = MappingProxyType({
 })  # fmt: skip
 _cut_message = re.compile(rf'"message"\s*:\s*("(?:[^"\\]|\\u[0-9a-fA-F]{{4}}|\\[^u]){{1,{BEGINNING}}})').search
 _text = msgspec.json.Decoder(str).decode
-_too_long = re.compile("maximum (context|model) length", re.IGNORECASE).search  # vLLM 0.8 to 0.32
+# vLLM 0.8 to 0.32: "maximum context length is", "maximum model length of", "the model's context length is only".
+_too_long = re.compile("(?:maximum|model's) (?:context|model) length", re.IGNORECASE).search
 
 
 def is_refusal(status: int) -> bool:

@@ -231,6 +231,11 @@ def test_models_that_are_not_believed(body: bytes) -> None:
 TOO_LONG = "context_length_exceeded"
 TOO_MANY = "This model's maximum context length is 8 tokens. However, your prompt contains 9 input tokens."
 LONGER = "The decoder prompt (length 9) is longer than the maximum model length of 8."
+PASSED = (  # vllm/renderers/params.py
+    "You passed 7 input tokens and requested 2 output tokens. However, the model's context length is only 8 tokens, "
+    "resulting in a maximum input length of 6 tokens. Please reduce the length of the input prompt. "
+    "(parameter=input_tokens, value=7)"
+)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +254,7 @@ LONGER = "The decoder prompt (length 9) is longer than the maximum model length 
             "input_tokens",
         ),
         (400, {"error": {"message": LONGER, "code": 400}}, LONGER, None, TOO_LONG, None),
+        (400, {"error": {"message": PASSED, "code": 400}}, PASSED, None, TOO_LONG, None),
         (404, {"detail": "no such thing"}, "no such thing", None, None, None),
         (422, {"detail": [{"loc": ["n"]}]}, '[{"loc":["n"]}]', None, None, None),
         (429, {"error": "slow"}, "slow", "rate_limit_error", "rate_limit_exceeded", None),
