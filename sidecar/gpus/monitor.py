@@ -4,8 +4,8 @@ A driver that hangs (a GPU with a hardware fault does that) hangs its caller, an
 it costs one thread, which keeps neither the loop nor the process's exit waiting.
 
 A GPU is in quarantine while memory that an engine gave up there has not come back, for QUARANTINE seconds at most: what
-has not come back by then counts as another's, and the rest is used. Where the GPUs cannot be read, the last reading
-stays, and none of its memory counts as free.
+has not come back by then counts as another's, and the rest is used. What neighbours have taken meanwhile, by NVML's own
+word, is none of it. Where the GPUs cannot be read, the last reading stays, and none of its memory counts as free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from gateway.shared.threads import begin_in_thread
-from sidecar.core.gpus import GPU, SHARE, GPUError, GPUs, Unselectable, returned
+from sidecar.core.gpus import GPU, GPUError, GPUs, Unselectable, returned
 
 NOT_BACK = "the memory of an engine that was there has not come back"
 
@@ -68,8 +68,8 @@ class GpuMonitor:
         self._read: tuple[GPU, ...] = ()
         self._sample = sample
         self._say = say
-        # By GPU: used bytes from which on downwards it is trusted again, and the time until which that is waited for.
-        self._quarantined: dict[int, tuple[int, float]] = {}
+        # By GPU: the reading while the memory was still held, its bytes, and the time until which it is waited for.
+        self._quarantined: dict[int, tuple[GPU, int, float]] = {}
 
     async def look(self) -> tuple[GPU, ...]:
         """Read the GPUs. Says when they cannot be read and when they can be again; raises nothing."""
@@ -85,10 +85,11 @@ class GpuMonitor:
             self.error = error
         now = asyncio.get_running_loop().time()
         for gpu in self._read:
-            back, until = self._quarantined.get(gpu.index, (-1, math.inf))
-            if not error and gpu.readable and (gpu.used <= back or now >= until):
+            before, size, until = self._quarantined.get(gpu.index, (gpu, 1, math.inf))
+            back = _is_back(before, gpu, size)
+            if not error and gpu.readable and (back or now >= until):
                 del self._quarantined[gpu.index]
-                why = "its memory is back" if gpu.used <= back else f"{gpu.free / GIB:.1f} GiB of it are free"
+                why = "its memory is back" if back else f"{gpu.free / GIB:.1f} GiB of it are free"
                 self._say(f"GPU {gpu.index} is out of quarantine: {why}")
         return self._refuse()
 
@@ -140,21 +141,29 @@ class GpuMonitor:
         """
         if self._sample is None or not any(held.values()):
             return True
-        used = {gpu.index: gpu.used for gpu in before}
+        then = {gpu.index: gpu for gpu in before}
 
         def free(gpus: Sequence[GPU]) -> bool:
-            now = {gpu.index: gpu.used for gpu in gpus}
-            return all(index in now and returned(used[index], now[index], size) for index, size in held.items())
+            now = {gpu.index: gpu for gpu in gpus}
+            return all(index in now and _is_back(then[index], now[index], size) for index, size in held.items())
 
         if await self.until(free):
             return True
         for index, size in held.items():
             if size:
                 until = asyncio.get_running_loop().time() + QUARANTINE
-                self._quarantined[index] = (used[index] - int(SHARE * size), until)
+                self._quarantined[index] = (then[index], size, until)
         self._refuse()  # nothing is started there while the next reading is waited for
         await self.look()
         quarantined = [index for index in held if index in self._quarantined]
         for index in quarantined:
             self._say(f"GPU {index} is in quarantine: {NOT_BACK} ({held[index] / GIB:.1f} GiB)")
         return not quarantined
+
+
+def _is_back(before: GPU, now: GPU, size: int) -> bool:
+    """Whether `size` bytes that an engine held at the reading `before` are free again. By totals a neighbour that grows
+    meanwhile looks like that engine, so what processes have come to hold since is left out; where NVML tells
+    none, all counts."""
+    grown = sum(max(0, held - before.processes.get(pid, 0)) for pid, held in now.processes.items())
+    return returned(before.used, now.used - grown, size)

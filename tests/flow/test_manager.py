@@ -19,6 +19,8 @@ import pytest
 
 from gateway.shared.protocol import Demand, DemandReport
 from loadtest.engine.true_memory import TrueMemory
+from loadtest.lab.residency import residents
+from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
@@ -649,6 +651,31 @@ async def test_memory_that_does_not_come_back_puts_the_gpu_in_quarantine_until_i
         made.manager.orders.ensure("b")
         assert await made.until("b", "running") - stopped == pytest.approx(60.0 - 5.0 + START, abs=1.5)
         assert made.manager.gpus()[0].refused == ""
+
+
+@pytest.mark.parametrize("listing", ["own", "host"])
+def test_a_neighbour_that_starts_meanwhile_puts_no_gpu_in_quarantine(
+    listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine takes seconds to end, and what starts beside it fills the GPU faster than it gives back."""
+    monkeypatch.setattr(residents, "EXIT", 5.0)
+
+    async def run() -> None:
+        async with site("abc", 80 * GIB) as made:
+            made.machine.listing = listing
+            await used(made, "a", "c")
+            made.manager.orders.give("c", "sleep")
+            await made.until("c", "sleeping")
+            made.manager.orders.ensure("b")
+            await asyncio.sleep(2.0)
+            made.manager.orders.give("a", "stop")
+            await made.until("a", "stopped")
+            await asyncio.sleep(0)
+            assert made.manager.gpus()[0].refused == ""
+            await made.until("b", "running")
+            assert [(await made.gateways[0].call(name, 0.5)).ending for name in "ca"] == ["served"] * 2
+
+    vtime.run(run())
 
 
 @virtual
