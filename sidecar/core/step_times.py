@@ -97,6 +97,11 @@ class StepTimes:
             second = AROUND + max(size.weights, size.stored) / self._disk()
         return self.seen.wake1 or first, self.seen.wake2 or second
 
+    def reads(self, size: Size) -> float:
+        """Seconds of waking from level 2 where none of its files is in memory, at the rate of usual disks or of this
+        one if it is slower."""
+        return AROUND + max(size.weights, size.stored) / min(DISK, self._disk())
+
     def sleep_seconds(self, size: Size, level: Literal[1, 2], *, first: bool = False) -> float:
         """Seconds to fall asleep: level 1 copies the weights to the host. `first`: the engine's first sleep, which has
         to pin that memory and is never learnt from: vLLM keeps it pinned, so the later ones are far quicker."""

@@ -23,7 +23,7 @@ from sidecar.residency.machine import Engine, Machine
 
 LEAST_FREED = 0.25  # of what an engine held: who gives back less does not sleep, whatever it says
 LATE = 30.0  # seconds beyond what was expected after which a step hangs, and its engine is ended
-UNSURE = 3.0  # times what was foretold is expected of a step that was never measured
+UNSURE = 3.0  # times what was foretold is expected of a step that was never measured, or that reads a disk
 VARIES = 0.5  # seconds more than measured that waking may take: 0.4 and 0.6 s were measured of one engine
 BELIEVED = 0.5  # of the host memory that was booked: growth below it shows that pinned memory is not told here
 
@@ -92,10 +92,12 @@ async def _wake(machine: Machine, model: ModelState, engine: Engine, level: Leve
     """Wake an engine, alone on its GPUs for as long as is expected: whoever is late is not waited for. Raises
     EngineFailed."""
     expected = model.wake_seconds[level - 1] * (1.0 if getattr(model.times.seen, f"wake{level}") else UNSURE)
+    # Level 2 reads files, which were in the page cache when it was measured, and may be on the disk alone now.
+    longest = max(expected, UNSURE * model.times.reads(model.size)) if level == 2 else expected
     before = await machine.monitor.look()
     late = asyncio.get_running_loop().call_later(expected + VARIES, _is_late, machine, model, expected)
     try:
-        await _in_time(engine.wake(level, model.facts), f"waking from level {level}", expected + LATE)
+        await _in_time(engine.wake(level, model.facts), f"waking from level {level}", longest + LATE)
     finally:
         late.cancel()
     if machine.clock() < late.when():  # else others have used its GPUs meanwhile

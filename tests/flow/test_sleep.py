@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from loadtest.engine import memory_stages
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.machine import Listing
 from loadtest.lab.residency.residents import Model
@@ -466,6 +467,36 @@ async def test_waking_takes_a_little_longer_than_measured_without_being_late() -
         await used(made, "a")
         assert said(made, "a is awake after 0.84 s")
         assert not said(made, "late to wake")
+
+
+def test_a_wake_that_reads_the_disk_is_not_taken_for_a_hang_as_it_was_quicker_from_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Models that take turns push each other's files out of the page cache."""
+    rate = 6 * GIB  # bytes a second
+
+    def reads(weights: int, _level: int) -> float:
+        return weights / rate
+
+    monkeypatch.setattr(memory_stages, "wake_seconds", reads)
+
+    async def run() -> None:
+        nonlocal rate
+        weights = 60 * GIB
+        models = {"a": Model(weights=weights, claim=70 * GIB)}
+        async with Site(file("a", a="sleep: {level: 2}"), models, 80 * GIB) as made:
+            await used(made, "a")
+            entry = made.entry("a")
+            for rate in (6 * GIB, 6 * GIB, 3 * GIB // 4):
+                await put_to_sleep(made, "a")
+                entry.size = msgspec.structs.replace(entry.size, weights=weights, stored=weights)
+                answer = await made.gateways[0].call("a", 0.5)
+                assert answer.ending == "served"
+                assert answer.waited == pytest.approx(weights / rate, abs=1.0)
+                await asyncio.sleep(5.0)
+            assert len(made.engines.tried) == 1
+
+    vtime.run(run())
 
 
 @virtual
