@@ -11,10 +11,10 @@ import contextlib
 import math
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ from sidecar.process.process import Process, Unkillable
 from sidecar.process.process_family import NotOurs, SpawnFailed
 from sidecar.process.start_evidence import StartEvidence, ready
 
+T = TypeVar("T")
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")
 STEP_WITHIN = 60.0  # seconds for an engine that answers no probe and computes
@@ -153,7 +154,7 @@ class VllmEngine:
             return await self._depth()
 
     async def _depth(self) -> Literal[0, 1, 2]:
-        if not self._sleeps or not await self._api.is_sleeping():
+        if not self._sleeps or not await self._patiently(self._api.is_sleeping):
             return 0
         state = (await self._api.gauges(LIVENESS)).sleep_state
         if state is None:  # before vLLM 0.12 only we know; waking from level 2 is right for both
@@ -198,28 +199,32 @@ class VllmEngine:
     async def busy(self) -> int:
         """Requests running and waiting in it, by its own gauges. Raises EngineFailed."""
         async with self._failing("it does not say how busy it is"):
-            gauges = await self._api.gauges(LIVENESS)
+            gauges = await self._patiently(self._api.gauges)
         return gauges.running + gauges.waiting
 
     async def alive(self) -> None:
-        """Probe the process, and EngineCore itself, which says more than /health does. Raises EngineFailed.
+        """Probe the process, and EngineCore itself, which says more than /health does. Raises EngineFailed."""
+        if not self._process.alive:
+            raise EngineFailed(await self.ended())
+        async with self._failing("it hangs or is dead"):
+            await self._patiently(self._api.alive)
+
+    async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """What `ask`, which is told its seconds, finds out. Raises ApiError.
 
         An engine whose processes compute meanwhile has STEP_WITHIN seconds: a kernel may be compiled, or a CPU may read
         a long prompt, in one step.
         """
-        if not self._process.alive:
-            raise EngineFailed(await self.ended())
         until, used = self._clock() + STEP_WITHIN, -math.inf
-        async with self._failing("it hangs or is dead"):
-            while True:
-                try:
-                    return await self._api.alive(LIVENESS / 2)
-                except ApiError as error:
-                    if error.kind != "timeout" or self._clock() >= until:
-                        raise
-                    before, used = used, await in_thread(self._used, within=LIVENESS / 2)
-                    if used - before < COMPUTES * LIVENESS / 2:
-                        raise
+        while True:
+            try:
+                return await ask(LIVENESS / 2)
+            except ApiError as error:
+                if error.kind != "timeout" or self._clock() >= until:
+                    raise
+                before, used = used, await in_thread(self._used, within=LIVENESS / 2)
+                if used - before < COMPUTES * LIVENESS / 2:
+                    raise
 
     def _used(self) -> float:
         """Seconds that its processes have run for together; 0 where nothing can be read of them."""

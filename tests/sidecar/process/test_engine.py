@@ -31,6 +31,7 @@ from sidecar.core.vllm import Completion
 from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process import vllm_engine
 from sidecar.process.engine import VllmEngines
+from sidecar.process.engine_api import EngineApi
 from sidecar.process.process_family import marker_of
 from sidecar.residency.machine import Engine, Engines
 from tests.sidecar.laid_out import lay_out
@@ -276,6 +277,27 @@ def test_an_engine_that_answers_late_hangs_unless_it_computes(
             os.kill(pid_of(engine), signal.SIGSTOP)
             with pytest.raises(EngineFailed, match="it hangs or is dead"):
                 await engine.alive()
+        await engine.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("asked", ["is_sleeping", "metrics"])
+def test_one_that_computes_is_not_ended_as_it_is_taken_over_or_looked_at(
+    tmp_path: Path, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_engine, "LIVENESS", 2.0)
+    monkeypatch.setattr(vllm_engine, "COMPUTES", 0.01)
+    monkeypatch.setattr(EngineApi.is_sleeping, "__defaults__", (2.0,))
+
+    async def scenario() -> None:
+        box = Box(tmp_path, vllm(tmp_path, SERVES), models="m: {model_path: x, sleep: {level: 1}}")
+        engine = await box.start()
+        record = engine.record(level=0, told=await engine.ready())
+        await engine.leave()
+        engine = await box.engines.adopt("m", record)
+        answers(tmp_path, **{asked: (3, '{"is_sleeping":false}' if asked == "is_sleeping" else "")})
+        assert (await engine.awake(), await engine.busy()) == (0, 0)
         await engine.stop()
 
     run(scenario)
