@@ -305,7 +305,8 @@ def _running(
 async def _own_sidecar(
     options: Options, gateway: Gateway, control: str, tokens: Tokens, stack: AsyncExitStack
 ) -> SidecarProcess | None:
-    """Start the sidecar that this process runs, if any. Back when its models can be asked for. Raises StartError."""
+    """Start the sidecar that this process runs, if any. Back when it has reported, so its models can be asked for if
+    they can be had at all: all may be off, or their GPUs be unreadable. Raises StartError."""
     # A sidecar writes to the same standard error, so its lines get the same format.
     log_format = () if options.log_format is None else ("--log-format", options.log_format)
     try:
@@ -319,7 +320,7 @@ async def _own_sidecar(
         stack.push_async_callback(sidecar.stop)
         await sidecar.start()
         async with asyncio.timeout(READY_WITHIN):
-            while not gateway.fleet.expected:  # noqa: ASYNC110 # once, at the start; the fleet has no event for it
+            while not gateway.dispatch.sidecars.sidecars:  # noqa: ASYNC110 # once, at the start
                 await asyncio.sleep(POLL)
         return sidecar
     except TimeoutError:

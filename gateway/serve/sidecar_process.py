@@ -25,7 +25,9 @@ from gateway.shared.addresses import reachable
 from gateway.shared.new_file import write_new
 from gateway.shared.tasks import lasting
 
-READY_WITHIN = 30.0  # seconds
+# Seconds to listen. It reads its models' files first, for 30 s each where their disk hangs, and takes over engines,
+# or ends those that hang: one that is ended before would never come to an end with them.
+READY_WITHIN = 300.0
 FIRST, LATEST = 0.5, 30.0  # seconds before one that has ended is started again: twice as many each time
 IN_ORDER = 60.0  # seconds after which one that ends is started again as soon as the first time
 COMMAND = (sys.executable, "-m", "sidecar.cli")

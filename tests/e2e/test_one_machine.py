@@ -124,6 +124,18 @@ def test_the_engine_of_a_dead_sidecar_ends_with_the_gateway(machine: Path) -> No
         assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
 
 
+def test_a_machine_whose_models_are_all_off_starts_all_the_same(machine: Path) -> None:
+    """As by cron at night, and the machine is started anew before the morning."""
+    state = machine / "sidecar.state"
+    state.write_text('{"version": 1, "off": ["llama-3-8b", "qwen-7b"]}')
+    state.chmod(0o600)
+    with serve(machine) as gateway:
+        url = gateway.line(r"data port (\S+)", 60.0)
+        call = {"model": "qwen-7b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        refused = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=60.0)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_off"), refused.text
+
+
 def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
     (machine / "other.token").write_text("0123456789abcdef0123")
     (machine / "other.token").chmod(0o600)

@@ -18,8 +18,10 @@ from loadtest.engine.profile_file import profiles
 from loadtest.processes import free_port
 from sidecar.core.config import SidecarConfig, decode
 from sidecar.core.profile import KvMemory
+from sidecar.process import engine_api, process, vllm_engine
 from sidecar.residency.state_file import Times
 from sidecar.residency.state_file import decode as known
+from sidecar.sizing import estimate
 
 
 def config(token: str = "") -> SidecarConfig:
@@ -101,3 +103,11 @@ def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, te
         assert sidecars is not None
         assert reloaded.sidecar_tokens == configuration.sidecar_tokens, "its sidecar goes on being heard"
         assert sidecars.allow == ("10.0.0.0/8",)
+
+
+def test_a_sidecar_has_the_time_to_read_files_on_a_disk_that_hangs_and_to_end_an_engine_that_hangs() -> None:
+    files = 3 * estimate.READ_WITHIN  # adapters, model, draft model: one after the other
+    engines = 4 * engine_api.LIVENESS + vllm_engine.STEP_WITHIN + process.GRACE + 2 * process.KILL_WITHIN
+    assert files + engines < sidecar_process.READY_WITHIN
+    unit = Path(__file__).parents[2] / "deploy" / "systemd" / "weir-sidecar.service"
+    assert f"TimeoutStartSec={sidecar_process.READY_WITHIN:g}\n" in unit.read_text()
