@@ -186,8 +186,10 @@ class Relay:
                 responder.write(rest if self._naming is None else self._naming.finish(rest))
         if self.error is None:
             responder.end()
+            self.outcome = Outcome.OK
             # An error event inside a stream is the engine's own ending: passed on, and not counted as a success.
-            self.outcome = Outcome.UPSTREAM if isinstance(usage, SSEUsage) and usage.error else Outcome.OK
+            if isinstance(usage, SSEUsage) and usage.error:
+                self.outcome = Outcome.ENGINE_REFUSED if usage.refused else Outcome.UPSTREAM
             return
         self.outcome = Outcome.TRUNCATED
         self.detail = f"The engine failed in the middle of the answer: {self.error}."

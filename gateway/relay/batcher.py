@@ -127,6 +127,12 @@ class Batcher(msgspec.Struct, eq=False):
         """The call as `answer` takes it; None: its kind is not merged, or it cannot be. It goes the usual way."""
         return None if rule_of(self._policy(), call) is None else piece_of(call)
 
+    def is_batch(self, piece: Piece) -> bool:
+        """Whether the call is as large as a batch by itself, or is merged no more: it shares a request with none."""
+        call = piece.call
+        rule = rule_of(self._policy(), call)
+        return rule is None or piece.items >= rule.max_items or call.prompt_tokens >= rule.max_tokens
+
     async def answer(self, piece: Piece) -> Exchanged:
         """The call's own part, whatever its status. Raises Refused, as `exchange` does. Cancellation withdraws it."""
         if self._witness is not None:
@@ -156,7 +162,7 @@ class Batcher(msgspec.Struct, eq=False):
         """Return the call's membership of a micro-batch; None: the call goes at once, by itself."""
         call, now = piece.call, self._clock()
         rule = rule_of(self._policy(), call)
-        if rule is None or piece.items >= rule.max_items or call.prompt_tokens >= rule.max_tokens:
+        if rule is None or self.is_batch(piece):
             return None
         window = rule.window * self._shrink(call.model)
         if call.deadline - now < HURRY * window:

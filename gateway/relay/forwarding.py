@@ -44,13 +44,7 @@ class Forwarding(msgspec.Struct, eq=False):
     _tracing: Tracing | None = None
 
     async def exchange(
-        self,
-        request: Request,
-        responder: Responder,
-        live: ActiveCall,
-        call: Call,
-        admission: Admission,
-        grant: Grant,
+        self, request: Request, responder: Responder, live: ActiveCall, call: Call, admission: Admission, grant: Grant
     ) -> None:
         """Send the call, relay its answer, settle it. Raises Refused."""
         record = live.record
@@ -74,6 +68,9 @@ class Forwarding(msgspec.Struct, eq=False):
             record.ttft = now - request.at
             if reply.status < 400:
                 grant.first_byte(now)
+                if call.stream and call.route.kind == "response" and call.sent_at is not None:
+                    # vLLM begins it before it reads the prompt: the first token has the time of a first byte.
+                    reply.wait_until(call.sent_at + self._attempts.current.policy.timeouts.first_byte)
             lines = answer_lines(call, admission, record, grant.engine.name, body_type(reply, BYTES), reader)
             relay = Relay(call, reply, responder, lines + _metadata(call, reply), record.bytes_in)
             del lines

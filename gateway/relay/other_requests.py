@@ -110,11 +110,11 @@ class OtherRequests:
         id = b"x-request-id: %b\r\n" % self._endings.request_id(request).encode()
         try:
             account = await identified(self._current, request)
+            status, body = await self._decider.models(request.path, account, lambda: responder.closed)
         except Refused as refused:
             lines = JSON + id + refusal_headers(refused, self._rng)
             responder.send(refused.status, lines, refusal_body(route.path, refused))
             return
-        status, body = await self._decider.models(request.path, account, lambda: responder.closed)
         if b"anthropic-version" in request.fields:
             body = as_anthropic(status, body)
         responder.send(status, JSON + id, body)

@@ -50,7 +50,7 @@ from gateway.relay.mirror import Mirrors
 from gateway.relay.other_requests import OtherRequests, identified
 from gateway.relay.progress import Progress
 from gateway.relay.retry_after import retry_lines
-from gateway.relay.settling import settle_unanswered
+from gateway.relay.settling import TOO_BUSY, settle_unanswered
 from gateway.relay.stored import Stored
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder, answer
@@ -164,9 +164,8 @@ class Pipeline:
         return None
 
     def body_by(self, request: Request) -> float:
-        """Return when the caller's own deadline, or of a call the SDK's patience, is over."""
-        upload = request.sink is not None
-        return request.at + head_time_limit(request.fields, self.current.snapshot.calls, upload=upload)
+        """Return when the caller's own deadline is over."""
+        return request.at + head_time_limit(request.fields, self.current.snapshot.calls)
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
@@ -258,7 +257,7 @@ class Pipeline:
             if call.model != asked:
                 asked = _rename(request, live, call)
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
-            if piece is None:
+            if piece is None or self.batcher.is_batch(piece):  # an answer of any length is passed on as it comes
                 every = 0.0
                 if call.stream and self._forwards:
                     every = progress_interval(request.fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
@@ -320,7 +319,8 @@ class Pipeline:
             record.settled = True
             told, context = part.prompt_tokens, self.decider.context
             record.prompt_tokens = clamped_usage(call, record.bytes_in, told, 0, context)[0]
-        admission.settle(record.prompt_tokens, self.clock())
+        if record.outcome is not Outcome.UPSTREAM:  # else the charge stays open for a refund
+            admission.settle(0 if part.status == TOO_BUSY else record.prompt_tokens, self.clock())
         if call.asked_model and part.status < 400:
             body = named(body, call.asked_model)
         headers = answer_lines(call, admission, record, part.engine_name, part.content_type)

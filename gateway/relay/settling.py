@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.relay.epp.lending import LentAnswer
 
 AnswerUsage: TypeAlias = SSEUsage | JSONUsage  # reader of the token numbers that an engine reports
+TOO_BUSY = 429  # status of an engine that has read nothing of a call
 
 
 def note_grant(record: Record, call: Call, grant: Grant, now: float) -> None:
@@ -64,7 +65,9 @@ def settle(
         if outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
             grant.ending = Ending.FAILURE
         elif answer.status < 400:
-            grant.ending = Ending.NEUTRAL  # the client left
+            grant.ending = Ending.NEUTRAL  # the client left, or the engine has refused its request within a stream
+    if outcome is Outcome.UPSTREAM and answer.status >= 500:
+        return  # the engine has failed it: the charge stays open for a refund
     usage = answer.usage
     if call.route.counts:
         record.prompt_tokens = 0
@@ -73,7 +76,8 @@ def settle(
     if not (answer.told if call.stream else usage.prompt_tokens is not None):
         record.completion_tokens = 0 if answer.status >= 400 else _written(call, grant, answer, heard_at, record, now)
         grant.wrote(call.prompt_tokens + record.completion_tokens)
-        admission.settle(call.prompt_tokens + record.completion_tokens, now)
+        read = 0 if answer.status == TOO_BUSY else call.prompt_tokens
+        admission.settle(read + record.completion_tokens, now)
         return
     record.settled = True
     record.prompt_tokens, record.completion_tokens = clamped_usage(

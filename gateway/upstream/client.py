@@ -281,6 +281,11 @@ class Reply:
             raise RuntimeError("the reply is closed")
         return self._connection.whole()
 
+    def wait_until(self, at: float) -> None:
+        """Bear any silence up to this time of the loop: the answer has begun before its prompt was read."""
+        if self._connection is not None:
+            self._connection.stalls_from = at
+
     def pause(self) -> None:
         """Stop reading the engine: whoever takes the bytes cannot take more."""
         if self._connection is not None:

@@ -79,11 +79,11 @@ class ConnectionPool(Protocol):
 
 
 class EngineConnection(asyncio.Protocol):
-    """To one engine. `idle`: open, and nothing under way. `lost`: ended."""
+    """To one engine. `idle`: open, and nothing under way. `lost`: ended. `stalls_from`: no silence stalls before."""
 
     __slots__ = ("_deadline", "_done", "_early", "_early_size", "_error", "_full", "_loan", "_loop", "_paused", "_pool",
                  "_progress_at", "_settings", "_timer", "_timer_at", "_transport", "_unwritten", "_waiter", "_whole",
-                 "answer", "complete", "idle", "lost")  # fmt: skip
+                 "answer", "complete", "idle", "lost", "stalls_from")  # fmt: skip
 
     def __init__(self, settings: ClientSettings, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
@@ -91,7 +91,7 @@ class EngineConnection(asyncio.Protocol):
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = self._progress_at = 0.0
+        self._timer_at = self._progress_at = self.stalls_from = 0.0
         self._deadline = math.inf
         self.answer = AnswerReader(settings.max_head)
         self._done: Done | None = None
@@ -118,7 +118,7 @@ class EngineConnection(asyncio.Protocol):
         if not self.idle:
             raise EngineError("reset", "the engine closed the connection", before_bytes=True, whole=False)
         self.idle = False
-        self._progress_at = self._loop.time()
+        self._progress_at = self.stalls_from = self._loop.time()
         self.answer.sink = self._keep
         transport = self._transport
         if message is not None:
@@ -372,7 +372,7 @@ class EngineConnection(asyncio.Protocol):
             at, words = self._deadline, "the engine did not begin its answer in time"
             if at == math.inf:
                 kind, words = "stall", f"the engine sent nothing for {settings.stall_timeout:g} s"
-                at = math.inf if self._paused else self.heard_at + settings.stall_timeout
+                at = math.inf if self._paused else max(self.heard_at + settings.stall_timeout, self.stalls_from)
             if at <= now and not unread(self._transport):
                 self._fail(kind, words)
                 return

@@ -10,7 +10,8 @@ import pytest
 import uvloop
 
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.policy.policy import Policy
+from gateway.core.policy.policy import Policy, Timeouts
+from gateway.relay import forwarding
 from tests.faults.scripted import SSE, Answer, ScriptedEngine, answer, ask, chunk, gateway_over, port_of, settled
 from tests.faults.test_error_shapes import post
 
@@ -36,11 +37,22 @@ class Echo(ScriptedEngine):
                 {"type": "response.created", "response": whole},
                 {"type": "response.completed", "response": {**whole, "usage": usage}},
             ]
-            writer.write(SSE + b"".join([chunk(b"data: %b\n\n" % json.dumps(event).encode()) for event in events]))
+            first, last = [chunk(b"data: %b\n\n" % json.dumps(event).encode()) for event in events]
+            writer.write(SSE + first)
+            await asyncio.sleep(json.loads(body)["metadata"].get("reads", 0.0))
+            writer.write(last)
+            writer.write(b"0\r\n\r\n")
+        elif name == "late_400":  # by vLLM, for what it looks at once its answer has begun
+            fields = {"message": REASON, "type": "BadRequestError", "param": None, "code": 400}
+            writer.write(SSE + chunk(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps({"error": fields}).encode()))
             writer.write(b"0\r\n\r\n")
         elif name == "not_implemented":  # by vLLM 0.32 for a tool_choice that gpt-oss does not have
             fields = {"message": REASON, "type": "NotImplementedError", "param": None, "code": 501}
             writer.write(answer(501, json.dumps({"error": fields}).encode()))
+        elif name == "rows":
+            rows = [{"index": at, "embedding": [0.5]} for at in range(len(json.loads(body)["input"]))]
+            told = {"object": "list", "data": rows, "usage": {"prompt_tokens": 9, "total_tokens": 9}}
+            writer.write(answer(200, json.dumps(told).encode()))
         elif name == "bytes":
             rows = [
                 {"index": at, "embedding": "float32", "start": 8 * at, "end": 8 * at + 8, "shape": [2]}
@@ -68,6 +80,33 @@ def asked(behaviour: str, payload: bytes, policy: Policy | None = None) -> Answe
             return answer
 
     return uvloop.run(main())
+
+
+@pytest.mark.parametrize("reads", [0.6, 1.5])  # seconds
+def test_a_response_that_begins_before_its_prompt_is_read_has_the_time_of_a_first_byte(reads: float) -> None:
+    policy = Policy(timeouts=Timeouts(first_byte=1.0, stall=0.2))
+    fields = {"messages": None, "max_tokens": None, "input": "x", "stream": True, "metadata": {"reads": reads}}
+
+    async def main() -> None:
+        async with Echo("response").running() as engine, gateway_over([engine], policy) as gateway:
+            told = await ask(port_of(gateway), post("/v1/responses", **fields))
+            await settled(gateway)
+            assert (b"response.completed" in told.body) is (reads < 1.0), told.body
+
+    uvloop.run(main())
+
+
+def test_the_answer_to_a_call_that_shares_no_request_may_have_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "WHOLE_AT_MOST", 1000)
+    told = asked("rows", post("/v1/embeddings", messages=None, input=["x"] * 64), MERGES)
+    assert (told.status, told.complete) == (200, True)
+    assert len(json.loads(told.body)["data"]) == 64
+
+
+def test_a_request_that_is_refused_within_a_stream_takes_no_engine_out() -> None:
+    told = asked("late_400", post("/v1/chat/completions", stream=True, logprobs=True, top_logprobs=21))
+    assert (told.status, told.complete) == (200, True)
+    assert REASON.encode() in told.body
 
 
 def test_an_error_that_repeats_a_long_request_is_the_callers_own_and_says_why() -> None:

@@ -83,6 +83,23 @@ def test_limits_and_engines_that_are_away_too() -> None:
     assert_shaped(asked("good", post(), up=False), 503, "overloaded_error")
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "limit"),
+    [
+        ("500", Limit(requests=RateLimit(rate=Rate(1, 60.0)))),
+        ("500", Limit(tokens=RateLimit(rate=Rate(100, 60.0)))),
+        ("429", Limit(tokens=RateLimit(rate=Rate(100, 60.0)))),
+    ],
+)
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_an_engine_has_failed_is_charged_to_nobody(behaviour: str, limit: Limit, merged: bool) -> None:
+    policy = msgspec.structs.replace(
+        POLICY, limits=Limits(per_tenant=limit), batching={"embeddings": 0.02} if merged else {}
+    )
+    answer = asked(behaviour, post("/v1/embeddings", messages=None, input="x" * 250), policy, times=4)
+    assert (answer.status, answer.headers.get("x-weir-reason")) == (int(behaviour), None), "not its own limit"
+
+
 @pytest.mark.parametrize("behaviour", ["die_mid_body", "stall", "no_done"])
 def test_a_stream_of_messages_that_breaks_has_it_too(behaviour: str) -> None:
     answer = asked(behaviour, post(stream=True), STALLED if behaviour == "stall" else POLICY)

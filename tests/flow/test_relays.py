@@ -41,6 +41,7 @@ from gateway.frames.messages import (
     Welcome,
 )
 from gateway.relay.attempts import hedged
+from gateway.relay.remote import asked
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -48,7 +49,7 @@ from gateway.upstream.client import EngineError
 from loadtest.simulate.memory_wire import Sends
 from loadtest.simulate.relays import relay_of
 from tests.calls import a_call
-from tests.faults.scripted import gateway_over
+from tests.faults.scripted import ask, gateway_over, port_of
 from tests.over_frames import hello, hub_of, link_to
 from tests.wire.client_harness import Rig, failure
 from tests.wire.client_harness import run as over_sockets
@@ -336,6 +337,23 @@ def test_calls_that_reach_no_decider_wait_until_their_deadline_and_are_told_when
             await asking.task
         assert (told.value.outcome, told.value.status, told.value.retry_after) == (Outcome.NO_ENGINE, 503, 1.0)
         assert not decider.up
+
+    run(body)
+
+
+def test_nobody_waits_for_ever_for_a_list_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "ASKED_WITHIN", 0.2)
+
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        await made.dies()
+        gateway = made.gateway
+        gateway.pipeline.others._decider = decider
+        head = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        async with asyncio.timeout(10):
+            told = await ask(port_of(gateway), head)
+        assert (told.status, told.headers["x-weir-reason"]) == (503, "no_engine")
+        assert not decider.link.calls
 
     run(body)
 

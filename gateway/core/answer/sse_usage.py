@@ -16,7 +16,9 @@ from itertools import pairwise
 import msgspec
 from msgspec import Raw
 
+from gateway.core.answer.engine_error import is_refusal
 from gateway.core.answer.usage import Usage
+from gateway.shared.vllm.answers import error_of
 
 MAX_EVENT = 1 << 20  # bytes, beside what the client has sent: events of a response repeat its fields
 REPEATED = 4  # times as long as they were, since each tool gets the fields that it left out
@@ -61,12 +63,12 @@ class SSEUsage:
 
     `prompt_tokens`, `completion_tokens`, `cached_tokens`: None until the engine reports them. `whole`: they are of the
     whole answer; until then they are of the events so far, and the completion is the sum over the choices. `done`: the
-    stream had [DONE], or a response's last event. `error`: it had an error event.
+    stream had [DONE], or a response's last event. `error`: it had an error event; `refused`: one about the request.
     """
 
     __slots__ = (
         "_by_choice", "_held", "_last", "_latest", "cached_tokens", "completion_tokens", "cut", "done", "error", "hide",
-        "longest", "prompt_tokens", "single", "whole",
+        "longest", "prompt_tokens", "refused", "single", "whole",
     )  # fmt: skip
 
     def __init__(self, hide: bool, *, cut: bool = False, single: bool = False, sent: int = 0) -> None:
@@ -82,7 +84,7 @@ class SSEUsage:
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.done = False
-        self.error = False
+        self.error = self.refused = False
         self._held: bytearray | None = None  # an incomplete event
         self._last = b""  # the bytes relayed last
 
@@ -200,6 +202,8 @@ class SSEUsage:
             return event  # not for the gateway to judge: the client gets what the engine sent
         if bytes(fields.error) != b"null" or fields.object == "error" or fields.type in {"error", "response.failed"}:
             self.error = True
+            code = error_of(data).code  # vLLM looks at some fields of a request only once its answer has begun
+            self.refused = isinstance(code, int) and code >= 400 and is_refusal(code)
         usage = fields.usage
         for holder in (fields.message, fields.response):
             if isinstance(holder, _Holder) and holder.usage is not None:

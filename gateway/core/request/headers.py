@@ -85,17 +85,16 @@ def time_limit(deadline: float, timeout: float, default: float) -> float:
     return min(limit, timeout) if timeout > 0.0 else limit
 
 
-def head_time_limit(headers: Mapping[bytes, bytes], settings: CallSettings, *, upload: bool = False) -> float:
+def head_time_limit(headers: Mapping[bytes, bytes], settings: CallSettings) -> float:
     """Seconds from arrival to the deadline as far as the headers give one, infinite where they give none.
 
     It is needed before the body is here, so a bad deadline counts as none: `parse` refuses it. The SDK's read timeout
-    is no limit of an `upload`: it begins once the body is sent, and a large file may take longer.
+    is no limit of a body: it begins once the body is sent, and whether the answer streams is not known yet.
     """
     try:
-        deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
+        return asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline) or math.inf
     except Refused:
-        deadline = 0.0
-    return time_limit(deadline, 0.0 if upload else sdk_timeout(headers), math.inf)
+        return math.inf
 
 
 def _decimal(value: bytes) -> float:

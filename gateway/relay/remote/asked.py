@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.relay.remote.link import Link
 
 P = ParamSpec("P")
+ASKED_WITHIN = 30.0  # seconds for a question that is about no call; a list of models may take 20
 
 
 class AskedCall:
@@ -26,13 +27,14 @@ class AskedCall:
     not yet."""
 
     __slots__ = (
-        "_facts", "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "link", "number", "question",
-        "second", "terms", "turn",
+        "_asked_at", "_facts", "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "link", "number",
+        "question", "second", "terms", "turn",
     )  # fmt: skip
 
     def __init__(self, link: Link, call: Call | None) -> None:
         self.link = link
         self.number = number = link.number()
+        self._asked_at = link.clock()
         self.call = call  # None: it is no call, but a question of another kind
         self.ask: frames.Ask | None = None
         self.question: frames.Question | None = None  # that waits for an answer, or was judged and asks for no engine
@@ -71,7 +73,7 @@ class AskedCall:
     @property
     def deadline(self) -> float:
         """Time from which nobody waits for an answer."""
-        return float("inf") if self.call is None else self.call.deadline
+        return self._asked_at + ASKED_WITHIN if self.call is None else self.call.deadline
 
     def tell(self, kind: Callable[Concatenate[int, int, P], frames.Message], *args: P.args, **kwargs: P.kwargs) -> None:
         """Send news of the present turn."""

@@ -108,19 +108,22 @@ def test_cached_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "refused"),
     [
-        event({"error": {"message": "boom", "code": 500}}),
-        event({"error": "boom"}),
-        event({"object": "error", "message": "boom", "type": "BadRequestError", "code": 400}),
-        event({"type": "error", "error": {"type": "api_error"}}, "error"),
-        event({"type": "response.failed", "response": {"error": {"message": "x"}}}, "response.failed"),
+        (event({"error": {"message": "boom", "code": 500}}), False),
+        (event({"error": {"message": "boom", "code": 400}}), True),
+        (event({"error": {"message": "boom", "code": 501}}), True),
+        (event({"error": {"message": "boom", "code": 1}}), False),
+        (event({"error": "boom"}), False),
+        (event({"object": "error", "message": "boom", "type": "BadRequestError", "code": 400}), True),
+        (event({"type": "error", "error": {"type": "api_error"}}, "error"), False),
+        (event({"type": "response.failed", "response": {"error": {"message": "x"}}}, "response.failed"), False),
     ],
 )
-def test_errors_in_a_stream(data: bytes) -> None:
+def test_errors_in_a_stream(data: bytes, refused: bool) -> None:
     reader = SSEUsage(hide=True)
     assert reader.feed(data) == data
-    assert reader.error
+    assert (reader.error, reader.refused) == (True, refused)
     assert reader.ended(MESSAGE_STOP)
     assert numbers(reader) == (None, None, None)
 
