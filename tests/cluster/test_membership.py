@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
 import os
@@ -13,6 +14,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from gateway.core.cluster.election import Leader, StoreView, Turn
 from gateway.decider.relays.elsewhere import process_of
 from gateway.frames.entrance import ClusterToken, VoteRequest
 from gateway.serve.cluster.membership import Membership, begun
@@ -139,6 +141,40 @@ def test_a_vote_that_the_next_process_would_not_know_is_not_given(
         assert not member.vote(ask)
     assert member.vote(ask)
     assert membership(left).election.voted_until == member.election.voted_until
+
+
+class ScriptedStore:
+    """Names these leaders in turn, and keeps the turns that it is asked."""
+
+    def __init__(self, *leaders: Leader | None) -> None:
+        self.leaders = iter(leaders)
+        self.turns: list[Turn] = []
+
+    async def turn(self, turn: Turn) -> tuple[StoreView, dict[str, MemberRecord]]:
+        self.turns.append(turn)
+        both = frozenset({"a:1", "b:1"})
+        return StoreView(leader=next(self.leaders), members=both, roster=both, clock=100.0), {}
+
+
+@pytest.mark.parametrize("next_one", [Leader("a:1", 4), Leader("c:1", 4), None])
+def test_a_leader_that_was_not_reached_costs_a_member_its_place_no_longer_than_it_leads(
+    tmp_path: Path, next_one: Leader | None
+) -> None:
+    """Else the next leader is no member of its own cluster: whoever leads after it does not wait for what it holds."""
+    store, now, said = ScriptedStore(Leader("b:1", 3), Leader("b:1", 3), *[next_one] * 3), [100.0], list[str]()
+
+    async def main() -> None:
+        for _ in range(5):
+            await member._turn(now[0])
+            member.unreached("nobody answers there") if member.election.leader == Leader("b:1", 3) else None
+            now[0] += 2.5
+
+    member = msgspec.structs.replace(
+        membership(tmp_path / "cluster.json", say=said.append), _store=cast("Store", store), _clock=lambda: now[0]
+    )
+    member.election.voted_until = -math.inf
+    asyncio.run(main())
+    assert [each.present for each in store.turns] == [True, False, False, True, True], said
 
 
 def test_a_record_of_a_later_version_is_read() -> None:

@@ -171,6 +171,7 @@ class Membership(msgspec.Struct, eq=False):
             line = f"this gateway leads in epoch {leader.epoch}"
         if line != self._said and (self._said or leader is not None):
             self._said = line
+            self._unreached = None  # that was the leader before
             self.say(f"cluster: {line}")
         self.changed()
         return kept
