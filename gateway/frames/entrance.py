@@ -26,9 +26,11 @@ from msgspec import Meta
 from gateway.frames.codec import FrameError, FrameReader, FrameWriter
 from gateway.frames.messages import VERSION, Number, Word
 from gateway.frames.visitors import Visitors
+from gateway.shared.half_open import find_half_open
 from gateway.shared.tokens import Tokens
 
 WITHIN = 2.0  # seconds for all of it
+VANISHED = 5.0  # seconds after which a machine that is gone, or the way to it, is found to be
 MOST = 4096  # bytes of a frame
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
@@ -133,6 +135,7 @@ class Entrance(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        find_half_open(transport.get_extra_info("socket"), VANISHED)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if peer else "?"
         self._visitors.add(self, self._peer)
@@ -217,6 +220,7 @@ async def visit(
             transport, _ = await loop.create_connection(
                 lambda: asyncio.StreamReaderProtocol(reader), host, port, ssl=trust, server_hostname=shown
             )
+            find_half_open(transport.get_extra_info("socket"), VANISHED)
             vote = await _let_in(reader, transport, token, proof)
         if stays is not None and (transport.is_closing() or reader.at_eof()):  # `stays` would not hear of that
             raise Unwanted("it has closed the connection")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -78,6 +79,43 @@ def test_a_visitor_with_the_token_is_let_in_and_its_connection_goes_on() -> None
         assert await got == b"hello"
 
     assert member(use) == []
+
+
+def test_both_ends_find_out_that_the_other_machine_has_vanished() -> None:
+    """A machine without power says nothing: the leader would keep what its calls hold, and relays would ask a leader
+    that is gone."""
+    found: list[asyncio.BaseTransport] = []
+
+    class Stays(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            found.append(transport)
+
+    async def main() -> None:
+        entered = asyncio.Event()
+
+        def enter(_: Proof) -> tuple[asyncio.Protocol | None, bool]:
+            entered.set()
+            return Stays(), False
+
+        loop, coming, tcp, most = asyncio.get_running_loop(), Visitors(str), socket.IPPROTO_TCP, 5
+        server = await loop.create_server(lambda: Entrance(GOOD, enter, coming), "127.0.0.1", 0)
+        await visit(server.sockets[0].getsockname()[:2], GOOD, proof(), None, None, Stays)
+        await entered.wait()
+        for transport in found:
+            each = transport.get_extra_info("socket")
+            assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, every, count = (
+                each.getsockopt(tcp, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + every * count <= most
+            assert 0 < each.getsockopt(tcp, socket.TCP_USER_TIMEOUT) <= most * 1000
+            transport.close()
+        assert len(found) == 2
+        server.close()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("leader", "given"), [("10.0.0.2:8010", True), ("10.0.0.9:8010", False)])

@@ -21,6 +21,7 @@ from gateway.relay.wire.messages import Request, ServerSettings, answer
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.seat_board import RelaySeats
 from gateway.relay.wire.shared import Handler, Shared
+from gateway.shared.half_open import find_half_open
 
 __all__ = ["Handler", "Request", "Responder", "Server", "ServerSettings", "answer"]
 
@@ -91,7 +92,7 @@ class Server:
                 path = each.getsockname()
                 self._unix_paths.append((path, os.stat(path).st_ino))
             elif not unix:
-                _find_half_open(each, self._shared.settings.half_open_timeout)
+                find_half_open(each, self._shared.settings.half_open_timeout)
             self.addresses.append(address_of(each, ssl is not None))
         self._shared.tell_board()
 
@@ -194,23 +195,6 @@ def unix_socket(path: str) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def _find_half_open(listening: socket.socket, timeout: float) -> None:
-    """A peer that vanished is found within `timeout` seconds: by keep-alive probes when nothing is under way to it,
-    by TCP_USER_TIMEOUT when something is."""
-    every = max(1, int(timeout) // 3)
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-    for name, value in (
-        ("TCP_KEEPIDLE", every),
-        ("TCP_KEEPINTVL", every),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", int(timeout * 1000)),
-    ):
-        if hasattr(socket, name):  # Linux has them all; elsewhere the system's defaults stay
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    for level, option, value in options:
-        listening.setsockopt(level, option, value)
 
 
 def address_of(listening: socket.socket, secure: bool) -> str:
