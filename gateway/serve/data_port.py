@@ -107,7 +107,7 @@ class MachinePort:
         hub.totals.take(payload.left)
         hub.expect(payload.relays)
         if process is not None:
-            process.memory.relays = payload.relays
+            process.take(payload.relays)
             self._keep()
             return
         if not await done_within(hub.until_synced(), TOLD_WITHIN):
@@ -203,6 +203,9 @@ class MachinePort:
             gateway.dispatch.hand_over()
             self._outgoing.start()
         return payload
+
+    async def resign(self) -> None:
+        """Nobody else could decide for what waits."""
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
         """Finish what is under way within so many seconds; back when no connection is left. `gently`: as after

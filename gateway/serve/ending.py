@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def listen_for_successor(
     try:
         sender = HandOffSender(path, offer, say)
     except (OSError, UnsafeFolder) as error:
-        say(f"warning: {error}: no other gateway can take over from this one")
+        line = f"{error}: no other gateway can take over from this one"
+        say(f"warning: {line}")
+        if signals is not None:
+            signals.on_upgrade(partial(say, line))
         return None
     stack.callback(sender.close)
     if signals is not None:
@@ -49,15 +53,16 @@ async def end(
     sender: HandOffSender | None,
     manager: ServiceManager,
 ) -> None:
-    """Wait for a signal, then drain; or for a successor that can serve, then hand over to it."""
+    """Wait for a signal, then drain; or for a successor that can serve, then hand over to it, also in the middle of a
+    drain: it has the listening sockets, and would wait for a word."""
     told = asyncio.ensure_future(signals.first.wait())
     news: list[asyncio.Future[Any]] = [told] if sender is None else [told, sender.ready]
     await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
     if sender is None or not sender.ready.done():
         manager.stopping()
-        await drain(gateway, port, signals)
-    else:
+        await drain(gateway, port, signals, None if sender is None else sender.ready)
+    if sender is not None and sender.ready.done():
         await hand_over(gateway, port, control, signals, sender, manager)
 
 
@@ -73,7 +78,7 @@ async def hand_over(
 ) -> None:  # fmt: skip
     """Hand over to another gateway. Calls under way here end within `timeouts.drain`, or at a signal."""
     pid, ready = sender.ready.result()
-    within = gateway.policy.timeouts.drain
+    within, cut = gateway.policy.timeouts.drain, signals.second if signals.first.is_set() else signals.first
     manager.succeeded_by(pid)
     given = port.hand_over(within, ready.decider)
     await gateway.give_storage()
@@ -81,7 +86,7 @@ async def hand_over(
     await sender.give(given)
     closing = asyncio.ensure_future(_closed(control))
     say(f"process {pid} has taken over: what is under way here ends within {within:g} s")
-    await _until(asyncio.ensure_future(port.drain(within, gently=True)), port, signals.first)
+    await _until(asyncio.ensure_future(port.drain(within, gently=True)), port, cut)
     await closing
 
 
@@ -90,23 +95,31 @@ def drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> 
     gateway.dispatch.leaving = wanted or signals.first.is_set()
 
 
-async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> None:
-    """Drain after the first signal: let in-flight answers finish, until the policy's limit or a second signal."""
+async def drain(
+    gateway: Gateway, port: DataPort, signals: ProcessSignals, ready: asyncio.Future[Any] | None = None
+) -> None:
+    """Drain after the first signal: let in-flight answers finish, until the policy's limit or a second signal. Back
+    sooner where another gateway is `ready`."""
     dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
     dispatch.leaving = True
     await signals.hurried(timeouts.drain_grace)
+    await port.resign()  # calls of other machines wait on, for the next leader
     # The server first: whoever is refused now is also told that the connection ends. The drain's first step comes
     # before that of any call which is woken here.
     drained = asyncio.ensure_future(port.drain(timeouts.drain))
     dispatch.refuse_waiting()
-    await _until(drained, port, signals.second)
+    await _until(drained, port, signals.second, ready)
 
 
-async def _until(drained: asyncio.Future[None], port: DataPort, signal: asyncio.Event) -> None:
-    """Wait for a drain, and cut it short at the signal."""
+async def _until(
+    drained: asyncio.Future[None], port: DataPort, signal: asyncio.Event, ready: asyncio.Future[Any] | None = None
+) -> None:
+    """Wait for a drain, and cut it short at the signal, or leave it where another gateway is `ready`."""
     hurried = asyncio.ensure_future(signal.wait())
-    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+    waited = (drained, hurried) if ready is None else (drained, hurried, ready)
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not drained.done():
         drained.cancel()
-        await port.drain(0.0)
+        if ready is None or not ready.done():
+            await port.drain(0.0)

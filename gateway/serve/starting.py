@@ -103,6 +103,7 @@ class ProcessSignals:
         if not child:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.end)
+            self.on_upgrade(lambda: None)  # else it would end the process, before there is a way to do it
         self.on_hangup(lambda: None)  # without a policy file there is nothing to reload, and no reason to end either
 
     def on_hangup(self, ask: Callable[[], None]) -> None:
@@ -128,15 +129,22 @@ class ProcessSignals:
             self._loop.remove_signal_handler(number)
 
 
-def call_log(options: Options, errors: LineWriter, say: Callable[[str], None] = say) -> CallLog | None:
+def call_log(
+    options: Options, errors: LineWriter, say: Callable[[str], None] = say, *, later: bool = False
+) -> CallLog | None:
+    """`later`: of a process that is started again. It serves, and its lines are lost until the log can be opened.
+    Raises StartError."""
     if options.log == "none":
         return None
     try:
         if options.log == "-":
             return CallLog(errors, text=as_text(options.log_format))
-        text = options.log_format == "text"
-        return CallLog(LineWriter.at(Path(options.log), say, text=text), text=text)
+        path, text = Path(options.log), options.log_format == "text"
+        return CallLog(LineWriter.at(path, say, text=text), text=text)
     except OSError as error:
+        if later:
+            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # takes no line, until the path can be opened
+            return CallLog(LineWriter(nothing, path, say, text=text), text=text)
         raise StartError(f"--log {options.log}: {error.strerror or error}") from error
 
 

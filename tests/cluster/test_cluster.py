@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +152,23 @@ def test_a_member_that_is_told_to_end_hands_leadership_over(two: Site) -> None:
     assert leader.gateway.child.stop(60.0) == 0, leader.output
     took_over(other)
     call(other)
+
+
+def test_what_waits_at_another_machine_is_not_refused_by_a_leader_that_is_told_to_end(tmp_path: Path) -> None:
+    async def main(leader: Machine, other: Machine) -> Counter[str]:
+        async with BusyCallers(other.gateway.url, 6) as load:
+            await load.more(6)
+            leader.gateway.child.process.terminate()
+            await asyncio.to_thread(took_over, other)
+            await load.more(6)
+        return load.ended
+
+    with site(tmp_path) as made:
+        for _ in range(2):
+            made.machine(policy="classes: {default: {max_concurrency: 1, ttft: 60s}}\n")
+        known(made)
+        leader = made.leader()
+        assert set(asyncio.run(main(leader, *made.others(leader)))) == {"ok"}
 
 
 def test_what_a_member_that_drains_still_streams_is_known_to_the_next_leader(two: Site) -> None:

@@ -16,13 +16,15 @@ import pytest
 
 from gateway.core.policy.file import decode
 from gateway.decider.loading import ClusterFiles, Configuration
+from gateway.frames.messages import VERSION
 from gateway.serve.assembly import Gateway
 from gateway.serve.cluster import port as module
 from gateway.serve.cluster.port import ClusterPort
 from gateway.serve.processes.deciding import DeciderProcess
-from gateway.serve.processes.place import Beats, Place
-from gateway.serve.starting import Options
-from gateway.serve.upgrade.receiver import InheritedSockets
+from gateway.serve.processes.place import TAKE, Beats, Place
+from gateway.serve.starting import Options, StartError
+from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
+from gateway.serve.upgrade.rendezvous import Offer
 from gateway.shared.certificate import Certificate
 from loadtest.processes import free_port
 from tests.certificates import certificate
@@ -104,6 +106,27 @@ def test_a_member_that_is_started_again_shows_the_certificate_before_while_its_f
         async with port_of(tmp_path, loaded):
             _, writer = await asyncio.open_connection("127.0.0.1", number, ssl=trust, server_hostname="localhost")
             writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_address_at_which_nobody_can_listen_is_found_before_the_gateway_before_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate(tmp_path)
+    number = free_port()
+
+    async def scenario() -> None:
+        async with port_of(tmp_path, configuration(number, tmp_path)) as (port, _):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                told: list[bytes] = []
+                monkeypatch.setattr(port._beats, "tell", told.append)
+                port._listen = "192.0.2.1:1"  # of documentation: no machine has it
+                taken = Predecessor(ours, 1, Offer(VERSION, member=port._member))
+                with pytest.raises(StartError, match=r"^cluster\.listen 192\.0\.2\.1:1: "):
+                    await port.take_over(taken)
+                assert TAKE not in told
 
     asyncio.run(scenario())
 

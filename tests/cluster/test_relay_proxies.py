@@ -6,9 +6,11 @@ import asyncio
 import socket
 
 import msgspec
+import pytest
 import uvloop
 
 from gateway.frames.codec import FrameWriter
+from gateway.serve.cluster import relay_proxies
 from gateway.serve.cluster.relay_proxies import RelayProxies
 from tests.over_frames import NOTHING, hello
 
@@ -35,3 +37,15 @@ def test_a_relay_that_has_left_is_counted_without_its_connections() -> None:
         assert (left.ended, left.connections, left.body_bytes) == (3, 0, 0)
 
     uvloop.run(main())
+
+
+def test_a_relay_that_has_ended_is_forgotten_as_another_program_may_have_its_pid_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {11, 12}
+    monkeypatch.setattr(relay_proxies, "lives", there.__contains__)
+    relays = RelayProxies(float, lambda _: None, lambda: None, lambda _: None, pids={1: 11, 2: 12})
+    there.remove(11)
+    assert relays.living() == {2: 12}
+    there.add(11)
+    assert relays.living() == {2: 12}

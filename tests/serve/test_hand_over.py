@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,18 @@ from gateway.serve import ending as endings
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import MachinePort
 from gateway.serve.ending import end, listen_for_successor
-from gateway.serve.starting import Options, StartError
+from gateway.serve.starting import Options, ProcessSignals, StartError
+from gateway.serve.upgrade import receiver
 from gateway.serve.upgrade.next_gateway import command
-from gateway.serve.upgrade.receiver import LATER, InheritedSockets, Predecessor, inherited, same_member
+from gateway.serve.upgrade.receiver import (
+    LATER,
+    InheritedSockets,
+    Predecessor,
+    inherited,
+    receive_payload,
+    same_member,
+    tell_ready,
+)
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, UnsafeFolder, line_of, listen_at
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.service_manager import ServiceManager
@@ -155,6 +166,41 @@ def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Pat
                     await each.end()
                 await until(lambda: new.engine.ledger.held == 0)
                 assert old.engine.ledger.held == 0
+                await ending
+                await old.port.aclose()
+
+    run(scenario)
+
+
+def test_a_gateway_that_is_told_to_end_in_the_middle_of_it_hands_over_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would serve: the successor waits for its word, and gives up while the last streams end here."""
+    monkeypatch.setattr(receiver, "GIVEN_WITHIN", 5.0)
+
+    async def lasts(within: float, *, gently: bool = False) -> None:
+        await asyncio.sleep(3600 if within and not gently else 0)
+
+    async def scenario() -> None:
+        async with side() as old, AsyncExitStack() as stack:
+            made: Any = old
+            await old.control.start()
+            signals = ProcessSignals(asyncio.get_running_loop(), child=True)
+            stack.callback(signals.close)
+            sender = listen_for_successor(path, old.port, old.control, stack, None)
+            ending = asyncio.create_task(end(old.gateway, old.port, old.control, signals, sender, ServiceManager({})))
+            call = Asking(made, made.gateway.decider)
+            await call.granted.wait()
+            monkeypatch.setattr(old.gateway.server, "drain", lasts)
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            signals.end()
+            await until(lambda: old.gateway.dispatch.draining)
+            async with side(sockets) as new:
+                await new.port.take_over(sockets.taken)
+                assert (new.engine.ledger.held, new.engine.ledger.in_flight) == (old.engine.ledger.held, 1)
+                await call.end()
+                await until(lambda: new.engine.ledger.held == 0)
                 await ending
                 await old.port.aclose()
 
@@ -341,6 +387,44 @@ def test_a_gateway_whose_decider_was_killed_is_taken_over_once_the_next_is_there
 
 
 @pytest.mark.parametrize(
+    ("another", "pid", "goes_on"),
+    [(True, os.getpid(), True), (False, os.getpid(), False), (False, 0, False)],
+    ids=["another decider is there", "it had stopped", "all of it has ended"],
+)
+def test_a_gateway_whose_decider_is_killed_before_it_is_told_to_stop_is_not_doubled(
+    path: Path, another: bool, pid: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent starts another, so the two would grant the same engines."""
+    monkeypatch.setattr(receiver, "ANOTHER_WITHIN", 0.3)
+
+    def decider(listening: socket.socket) -> None:
+        listening.settimeout(60.0)
+        connection, _ = listening.accept()
+        with connection, socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+            offer = Offer(VERSION, data=1, pids={1: pid})
+            socket.send_fds(connection, [line_of(offer)], [one.fileno(), two.fileno()])
+            connection.recv(4096)
+        if not another:
+            listening.close()
+
+    async def main() -> HandOffPayload:
+        sockets = await taken_from(path)
+        taken = sockets.taken
+        assert taken is not None
+        try:
+            return await receive_payload(taken, partial(tell_ready, taken, ""))
+        finally:
+            close(sockets)
+
+    with listen_at(path) as listening, beside(lambda: decider(listening)):
+        if goes_on:
+            with pytest.raises(StartError, match=r"has started another decider .*: try again$"):
+                asyncio.run(main())
+        else:
+            assert asyncio.run(main()) == HandOffPayload()
+
+
+@pytest.mark.parametrize(
     ("said", "line"),
     [
         (b"hello\n", "has not answered"),
@@ -401,6 +485,25 @@ def test_a_folder_that_others_may_use_is_no_rendezvous(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(UnsafeFolder):
         listen_at(tmp_path / "link" / "gateway")
+
+
+def test_a_signal_to_be_taken_over_ends_no_gateway_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it does where nobody has heard it is to end the process at once, with all that streams."""
+    (tmp_path / "open").mkdir(mode=0o755)
+
+    async def scenario() -> None:
+        signals = ProcessSignals(asyncio.get_running_loop(), child=False)
+        async with side() as old, AsyncExitStack() as stack:
+            stack.callback(signals.close)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert listen_for_successor(tmp_path / "open" / "one", old.port, old.control, stack, signals) is None
+            capsys.readouterr()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            await until(lambda: "no other gateway can take over from this one" in capsys.readouterr().err)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class Leadership(msgspec.Struct, eq=False):
     _led: int = 0  # last epoch whose money is all in this member's book
     _saving: Saving | None = None
     _loading: asyncio.Task[None] | None = None
+    _closing: asyncio.Task[None] | None = None  # the hub of the term before
 
     def __post_init__(self) -> None:
         self._gateway.dispatch.set_lease(-math.inf)
@@ -75,8 +76,8 @@ class Leadership(msgspec.Struct, eq=False):
             old, self.hub, self._term = self.hub, None, election.term
             self._end_loading()
             if old is not None:
-                task = asyncio.get_running_loop().create_task(old.aclose())
-                task.add_done_callback(telling("the relays of a term that is over"))
+                self._closing = asyncio.get_running_loop().create_task(old.aclose())
+                self._closing.add_done_callback(telling("the relays of a term that is over"))
             if self._term:
                 self._begin(before)
         self._before = self._before if self._term else election.known
@@ -97,6 +98,11 @@ class Leadership(msgspec.Struct, eq=False):
             for name in list(election.awaited):
                 election.synced(name)
         self._gateway.dispatch.set_lease(election.lease_until(now))
+
+    async def resigned(self) -> None:
+        """Wait until the calls of a term that is over wait for another leader."""
+        if self._closing is not None:
+            await asyncio.wait((self._closing,))
 
     def hand_over(self) -> None:
         """Grant nothing more: another process decides for what comes and waits."""

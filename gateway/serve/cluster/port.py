@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import ssl
@@ -89,7 +90,7 @@ class ClusterPort:
         taken = place.inherited.taken
         self._relays = RelayProxies(self._clock, self._arrived, self.membership.reached, self._unreached)
         if taken is not None:
-            self._relays.pids.update(taken.offer.pids)
+            self._relays.pids.update(taken.relays)
         self._tell_numbers()
         gateway.families.append(self._families)
         gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
@@ -184,6 +185,7 @@ class ClusterPort:
 
     async def take_over(self, taken: Predecessor) -> None:
         same_member(taken, self._member)
+        await _try_listen(self._listen)
         given = await receive_payload(taken, partial(self._beats.tell, TAKE))
         self._relays.take(given)
         self._tell_numbers()
@@ -208,6 +210,11 @@ class ClusterPort:
         self._relays.hand_over(within, decider)
         return given
 
+    async def resign(self) -> None:
+        """Have another member decide for what waits, if there is one."""
+        await self.membership.resign()
+        await self._leadership.resigned()
+
     async def drain(self, within: float, *, gently: bool = False) -> None:
         if self._handed:  # its relays are another's
             while gently and self._relays.all:  # noqa: ASYNC110 # once, at the end
@@ -215,7 +222,6 @@ class ClusterPort:
             return
         self._beats.tell(CLOSING)
         self._draining = True
-        await self.membership.resign()
         self._relays.drain(within)
         while self._relays.all or self._relays.living():  # noqa: ASYNC110 # once, at the end
             await asyncio.sleep(TICK)
@@ -334,3 +340,18 @@ class ClusterPort:
     def cluster(self) -> ClusterView:
         """For the control port."""
         return self.membership.view(self._policy.name)
+
+
+async def _try_listen(listen: str) -> None:
+    """Find an address at which nobody can listen, before another gateway stops for this one; one in use may be that
+    gateway's. Raises StartError."""
+    host, number = split_address(listen)
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, host, number, reuse_address=True, start_serving=False
+        )
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise StartError(f"cluster.listen {listen}: {error.strerror or error}") from error
+    else:
+        server.close()

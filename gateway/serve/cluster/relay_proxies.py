@@ -157,7 +157,10 @@ class RelayProxies(msgspec.Struct, eq=False):
             proxy.channel.flush()
 
     def living(self, others: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
-        """The processes that live, by number: of relays, and `others` that may not have come yet."""
+        """The processes that live, by number: of relays, and `others` that may not have come yet. One that has ended is
+        forgotten, as another program may have its id later."""
+        for number in [number for number, pid in self.pids.items() if not lives(pid)]:
+            del self.pids[number]
         return {number: pid for number, pid in {**others, **self.pids}.items() if lives(pid)}
 
     def take(self, given: HandOffPayload) -> None:

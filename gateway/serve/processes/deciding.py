@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
 from gateway.decider.checkpoint import Checkpoints
-from gateway.decider.relays.totals import LeftRelay
+from gateway.decider.relays.totals import LeftRelay, born
 from gateway.relay.wire.server import bound_sockets
 from gateway.serve.processes.place import Beats, Place
 from gateway.serve.saving import go_on_from
@@ -26,6 +27,7 @@ class DeciderMemory(msgspec.Struct):
     The relays are no children of this parent."""
 
     relays: dict[int, int] = {}  # processes of relays that came from another gateway, by number
+    born: dict[int, int] = {}  # when each process began: later its id may be another program's
     left: list[LeftRelay] = []  # totals of relays that have ended
 
 
@@ -91,12 +93,18 @@ class DeciderProcess:
         self.memory = read(self._file)
         taken = place.inherited.taken
         if not (place.first or self.memory.relays) and taken is not None and taken.understood:
-            self.memory.relays = taken.offer.pids  # the decider before this one ended in the middle of taking over
+            self.take(taken.relays)  # the decider before this one ended in the middle of taking over
 
     @property
     def expected(self) -> dict[int, int]:
         """Processes of the relays that live already, by number."""
-        return {**self.place.living, **self.memory.relays}
+        memory = self.memory
+        there = {number: pid for number, pid in memory.relays.items() if born(pid) == memory.born.get(pid, 0)}
+        return {**self.place.living, **there}
+
+    def take(self, relays: Mapping[int, int]) -> None:
+        """Remember relays of another gateway: processes by number."""
+        self.memory.relays, self.memory.born = dict(relays), {pid: born(pid) for pid in relays.values()}
 
     def keep(self, left: list[LeftRelay]) -> None:
         """Write the memory, with these totals of relays that have ended. Raises OSError."""

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -109,6 +109,7 @@ class Parent:
         self._told = False  # a decider has told the operator where the gateway listens
         self._terms = 0  # signals to end
         self._asked = 0  # those of them that the decider was told of
+        self._answered = 0  # those of them that a hand-over has answered: this gateway ends by it
         self._hangup = self._upgrade = False
         self._ends_by = 0.0
         self._status = 0
@@ -248,7 +249,7 @@ class Parent:
             if CLOSING in signs and self._terms:
                 self._close()
             if HANDED in signs:
-                self._handed = True
+                self._handed, self._answered = True, self._terms
                 self._due.clear()  # nobody would ever end a relay that starts now
                 if self._successor.pid:
                     self._manager.succeeded_by(self._successor.pid)
@@ -257,11 +258,7 @@ class Parent:
 
     def _close(self) -> None:
         """No connection is taken any more."""
-        for listening in self._data:
-            own = self._inherited.owner and not self._handed
-            if own and listening.family == socket.AF_UNIX and listening.fileno() >= 0:
-                Path(listening.getsockname()).unlink(missing_ok=True)
-            listening.close()
+        _close(self._data, owned=self._inherited.owner and not self._handed)
         self._data = []
 
     def _reap(self) -> None:
@@ -287,11 +284,14 @@ class Parent:
         child.beats.close()
         who = (child.place.role, child.place.number)
         _tell_seats(child.place, False)
-        if self._terms:
+        if self._terms > self._answered:
             if child.place.role == "decider":
                 self._decider_gone()
             return
         if self._handed:  # the others finish what they have
+            if child.place.role == "decider":
+                for other in self._children.values():  # one that has not been told would accept, and ask nobody
+                    _order_end(other)
             return
         if who not in self._ready and not (self._taken and code < 0):  # it cannot start
             if code < 0:  # else it has said why
@@ -382,6 +382,14 @@ def _forked(place: Place, *pipes: socket.socket) -> int:
         for pipe in pipes:
             pipe.close()
         raise
+
+
+def _close(listening: Iterable[socket.socket], *, owned: bool) -> None:
+    """Close sockets. `owned`: the paths of unix sockets are this gateway's, and go too."""
+    for each in listening:
+        if owned and each.family == socket.AF_UNIX and each.fileno() >= 0:
+            Path(each.getsockname()).unlink(missing_ok=True)
+        each.close()
 
 
 def _flush() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.decider.relays.totals import born, lives
 from gateway.frames.messages import VERSION
 from gateway.serve.starting import StartError
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, line_of, peer_of, rendezvous_path
@@ -20,6 +22,7 @@ from gateway.shared.lines import say
 LATER = 2**20  # epochs: the one that runs may start processes of its own meanwhile
 OFFERED_WITHIN = 10.0  # seconds
 NEXT_WITHIN = 1.0  # seconds for another decider to be there, where one was killed
+ANOTHER_WITHIN = 10.0  # seconds for the same while other processes of its gateway live, which wait for it
 GIVEN_WITHIN = 30.0  # seconds
 MOST_OFFERED = 65536  # bytes
 MOST_GIVEN = 256 * 1024**2  # bytes; of 64 relays that have ended, with 10,000 tenants each
@@ -29,11 +32,20 @@ CONTROL = "control"  # its name for the control port's
 
 
 class Predecessor(msgspec.Struct):
-    """A gateway that runs, and has offered its sockets."""
+    """A gateway that runs, and has offered its sockets at `path`. `born`: when each process of its offer began."""
 
     connection: socket.socket
     pid: int
     offer: Offer
+    born: dict[int, int] = {}
+    path: Path = Path()
+
+    @property
+    def relays(self) -> dict[int, int]:
+        """Processes of the offer that are there, by number. Once one has ended, another program may have its id."""
+        return {
+            number: pid for number, pid in self.offer.pids.items() if lives(pid) and born(pid) == self.born.get(pid, 0)
+        }
 
     @property
     def understood(self) -> bool:
@@ -117,9 +129,8 @@ def _offered(path: Path, connection: socket.socket) -> InheritedSockets:
         raise StartError(f"--take-over: the gateway that runs (pid {pid}) refuses: {offer.refused}")
     if len(sockets) != offer.data + 1 or not all(map(_listens, sockets)):
         raise StartError(f"--take-over: the gateway that runs (pid {pid}) has not given its listening sockets")
-    return InheritedSockets(
-        sockets[: offer.data], sockets[offer.data], offer.owner, Predecessor(connection, pid, offer)
-    )
+    taken = Predecessor(connection, pid, offer, {each: born(each) for each in offer.pids.values()}, path)
+    return InheritedSockets(sockets[: offer.data], sockets[offer.data], offer.owner, taken)
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -187,8 +198,26 @@ async def receive_payload(taken: Predecessor, ready: Callable[[], None]) -> Hand
         say(f"the gateway before (pid {taken.pid}): {error}")
     finally:
         writer.close()
+    if await _goes_on(taken):
+        raise StartError(
+            f"--take-over: the gateway that runs has started another decider (pid {taken.pid} has ended), which was "
+            "not told to stop: try again"
+        )
     say(f"the gateway before (pid {taken.pid}) has ended before it could tell of its calls")
     return HandOffPayload()
+
+
+async def _goes_on(taken: Predecessor) -> bool:
+    """Whether a gateway whose decider has ended in the middle of this serves again. Two would grant the same engines
+    then, for good. One whose decider had stopped already starts no other."""
+    until = time.monotonic() + ANOTHER_WITHIN
+    while taken.relays and time.monotonic() < until:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            asked.setblocking(False)
+            if asked.connect_ex(str(taken.path)) in (0, errno.EAGAIN):
+                return True
+        await asyncio.sleep(NEXT_WITHIN / 10)
+    return False
 
 
 def _activated(environ: MutableMapping[str, str]) -> InheritedSockets:
