@@ -59,6 +59,7 @@ from gateway.shared.tokens import AcceptedTokens
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 TOLD_DOWN = 20  # engines that /readyz names
+RELAYS_WITHIN = 2.0  # seconds for relays to be there, which come again to another decider
 SWITCH = ("GET", "POST", "DELETE")
 
 
@@ -89,6 +90,7 @@ class Control:
         self._fleet = parts.dispatch.fleet
         self._dispatch = parts.dispatch
         self._by_hand = False  # the drain is an operator's and not the end of the process
+        self._alone: float | None = None  # since when no relay is there, as far as was asked; None: it is not so
 
     def routes(self) -> list[Route]:
         return [
@@ -119,7 +121,11 @@ class Control:
         expected = len(self._fleet.expected)
         down = [f"{engine.label} is {state_of(engine)}" for engine in self._fleet if not engine.health.up]
         of_cluster = [] if self._parts.cluster is None else [self._parts.cluster().line]
+        roles = {each.role for each in self._parts.processes()}
+        alone, now = "parent" in roles and "relay" not in roles, self._dispatch.clock()
+        since = self._alone = (now if self._alone is None else self._alone) if alone else None
         more = [
+            *["no relay is there to take calls"] * alone,
             *failing(),
             *of_cluster,
             *down[:TOLD_DOWN],
@@ -131,6 +137,8 @@ class Control:
             )
         if not (up or expected):
             return _text("\n".join(["no engine is up", *more]), 503)
+        if since is not None and now >= since + RELAYS_WITHIN:
+            return _text("\n".join(more), 503)
         line = f"ok, {up} of {len(self._fleet.engines)} engines are up"
         line += f", {expected} models can be had from sidecars" if expected else ""
         return _text("\n".join([line, *more]))

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+from gateway.control import app
 from gateway.control.app import control_app
+from gateway.control.processes import ProcessView
 from gateway.core.engines.trouble import Trouble
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.control.http1 import ControlPort
@@ -57,6 +59,32 @@ def test_readyz_follows_the_engines_and_the_drain() -> None:
         assert (answer.status_code, answer.text) == (503, "shutting down\n")
 
     play(scene)
+
+
+def test_readyz_tells_that_no_relay_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decider and its parent take no calls. A new decider's relays may be a moment away."""
+    there = [
+        ProcessView("parent", 1, 0.0, 0, 0),
+        ProcessView("decider", 2, 0.0, 0, 0),
+        ProcessView("relay", 3, 0.0, 0, 0),
+    ]
+    monkeypatch.setattr(app, "RELAYS_WITHIN", 0.05)
+
+    async def scene(gateway: Parts) -> None:
+        gateway.up("e0")
+        gateway.up("e1")
+        assert (await gateway.get("/readyz")).text == "ok, 2 of 2 engines are up\n"
+        relay = there.pop()
+        answer = await gateway.get("/readyz")
+        expected = "ok, 2 of 2 engines are up\nno relay is there to take calls\n"
+        assert (answer.status_code, answer.text) == (200, expected)
+        await asyncio.sleep(0.06)
+        answer = await gateway.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "no relay is there to take calls\n")
+        there.append(relay)
+        assert (await gateway.get("/readyz")).status_code == 200
+
+    play(scene, processes=lambda: there)
 
 
 def test_metrics_are_the_exposition_as_it_is() -> None:

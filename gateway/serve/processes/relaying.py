@@ -55,7 +55,7 @@ async def relay(options: starting.Options, policy: Policy, open_files: int, erro
         signals = starting.ProcessSignals(asyncio.get_running_loop(), child=True)
         stack.callback(signals.close)
         beats = Beats(place.beats, signals.end)
-        log = starting.call_log(options, errors)
+        log = starting.call_log(options, errors, later=not place.first)
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         most, _ = starting.shared_out(open_files)
         spans = starting.span_export(options.traces, stack)
