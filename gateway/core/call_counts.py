@@ -68,7 +68,7 @@ class CallCounts:
         row.duration.observe(record.total)
         if engine:
             row.queue.observe(record.queue)
-            if record.ttft:
+            if record.ttft and record.stream:  # a whole answer's first byte comes with its last
                 row.ttft.observe(record.ttft)
             if record.settled:
                 row.prompt += record.prompt_tokens

@@ -75,12 +75,13 @@ def test_the_sides_of_a_mirror_are_shown_by_their_means() -> None:
 
 
 def test_figures_count_what_was_in_time() -> None:
-    classes = {"batch": TrafficClass(ttft=1.0, deadline=10.0)}
+    classes = dict.fromkeys(("batch", "whole"), TrafficClass(ttft=1.0, deadline=10.0))
     answered = {"outcome": Outcome.OK, "stream": True, "completion_tokens": 100}
     ended = [
         (1.0, record(ttft=0.5, total=5.0, **answered)),
         (1.0, record(ttft=1.5, total=5.0, **answered)),
         (1.0, record(ttft=0.5, total=50.0, **answered)),
+        (1.0, record(ttft=6.0, total=6.0, class_name="whole", **(answered | {"stream": False}))),
         (1.0, record(outcome=Outcome.RATE_LIMITED)),
         (1.0, record(outcome=Outcome.UPSTREAM)),
         (1.0, record(outcome=Outcome.CLIENT_GONE)),
@@ -91,6 +92,8 @@ def test_figures_count_what_was_in_time() -> None:
     assert (batch.answered, batch.refused, batch.failed, batch.caller) == (0.3, 0.1, 0.1, 0.1)
     assert (batch.ttft_p50, batch.ttft_p99, batch.in_time, batch.goodput) == (0.5, 1.5, 0.3333, 10.0)
     assert figures["gone"].in_time == 1.0
+    whole = figures["whole"]
+    assert (whole.ttft_p50, whole.ttft_p99, whole.in_time, whole.goodput) == (None, None, 1.0, 10.0)
 
 
 def test_offered_and_admitted_count_calls_that_have_not_ended_too() -> None:

@@ -55,6 +55,14 @@ def test_a_model_that_nobody_has_is_no_label() -> None:
     assert sorted(model for _, _, model, _ in counts.rows) == ["m", "other"]
 
 
+def test_a_whole_answer_tells_no_time_to_its_first_token() -> None:
+    counts = CallCounts()
+    for stream, ttft in ((True, 0.5), (False, 9.0)):
+        counts.observe(record(ttft=ttft, stream=stream))
+    (row,) = counts.rows.values()
+    assert (row.requests, row.ttft.buckets()[-1][1], row.ttft.sum) == (2, 1, 0.5)
+
+
 def test_what_is_no_count_is_not_added() -> None:
     counts = CallCounts()
     with pytest.raises(msgspec.MsgspecError):

@@ -88,6 +88,7 @@ def test_counters_are_the_records() -> None:
             class_name=rng.choice(["default", "batch"]),
             engine=rng.choice(["e0", "e0", ""]),
             attempts=rng.randrange(4),
+            stream=rng.random() < 0.5,
             settled=rng.random() < 0.7,
             prompt_tokens=rng.randrange(500),
             completion_tokens=rng.randrange(500),
@@ -110,11 +111,12 @@ def test_counters_are_the_records() -> None:
         assert counted == Counter((each.outcome.value, each.class_name) for each in records)
         served = [each for each in records if each.engine]
         settled = [each for each in served if each.settled]
+        streams = [each for each in served if each.stream]
         for kind in ("prompt", "completion", "cached"):
             told = world.total("weir_tokens_total", kind=kind)
             assert told == sum(getattr(each, f"{kind}_tokens") for each in settled)
         assert world.total("weir_retries_total") == sum(max(0, each.attempts - 1) for each in records)
-        for name, told in (("request", records), ("queue", served), ("ttft", served)):
+        for name, told in (("request", records), ("queue", served), ("ttft", streams)):
             assert world.total(f"weir_{name}_seconds_count") == len(told)
         assert round(world.total("weir_request_seconds_sum") - sum(each.total for each in records), 6) == 0
         for bound in (*map(str, BOUNDS), "+Inf"):
@@ -187,6 +189,21 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
         hold.release()
         engine.down()
         assert world.total("weir_engine_held_tokens") == world.total("weir_engine_up") == 0
+
+    play(scene)
+
+
+def test_an_engine_that_is_down_or_tells_no_usage_has_none() -> None:
+    """Else alerts take it for an empty cache, or for one that others fill."""
+
+    def scene(world: World) -> None:
+        engine = world.engine
+        engine.hold(300, 200, 0.0)
+        assert "weir_engine_kv_usage_ratio" not in {name for name, _, _ in world.samples()}
+        engine.sampled(EngineSample(running=1, waiting=0, kv_usage=0.25, capacity_tokens=1000), 0.0)
+        assert world.total("weir_engine_kv_usage_ratio", engine="e0") == 0.25
+        engine.down()
+        assert "weir_engine_kv_usage_ratio" not in {name for name, _, _ in world.samples()}
 
     play(scene)
 

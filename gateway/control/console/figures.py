@@ -18,7 +18,8 @@ WINDOW = 10.0  # seconds
 class ClassFigures(msgspec.Struct, kw_only=True):
     """Figures of one class over the last WINDOW. Rates are calls per second, times seconds. Goodput is tokens per
     second of the answers that kept the class's targets. `in_time`: their share of the calls that were answered; None:
-    no call was. `offered`: calls that came; `admitted`: calls that got an engine; the others count calls that ended."""
+    no call was. `ttft_*`: of streams alone. `offered`: calls that came; `admitted`: calls that got an engine; the
+    others count calls that ended."""
 
     offered: float = 0.0
     admitted: float = 0.0
@@ -73,8 +74,9 @@ def _figures(records: list[Record], target: TrafficClass | None, seconds: float)
         setattr(found, kind, getattr(found, kind) + 1)
     answered = [record for record in records if record.outcome is Outcome.OK]
     if answered:
-        ttfts = sorted([record.ttft for record in answered])
-        found.ttft_p50, found.ttft_p99 = round(nearest_rank(ttfts, 0.5), 3), round(nearest_rank(ttfts, 0.99), 3)
+        ttfts = sorted([record.ttft for record in answered if record.stream])
+        if ttfts:
+            found.ttft_p50, found.ttft_p99 = round(nearest_rank(ttfts, 0.5), 3), round(nearest_rank(ttfts, 0.99), 3)
         in_time = [record for record in answered if _in_time(record, target)]
         found.in_time = round(len(in_time) / len(answered), 4)
         found.goodput = round(sum([record.completion_tokens for record in in_time]) / seconds, 1)

@@ -142,7 +142,7 @@ class Metrics:
         yield counter("weir_tokens", text, "kind", *LABELS, of=tokens)
         histograms: list[tuple[str, str, Callable[[CountRow], Histogram]]] = [
             ("weir_queue_seconds", "From arrival to grant.", lambda row: row.queue),
-            ("weir_ttft_seconds", "From arrival to the engine's first byte.", lambda row: row.ttft),
+            ("weir_ttft_seconds", "From arrival to the first byte of a stream.", lambda row: row.ttft),
             ("weir_request_seconds", "From arrival to the end.", lambda row: row.duration),
         ]
         for name, text, waits in histograms:

@@ -131,7 +131,6 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
         ("in_flight", "Calls that hold a grant on the engine.", lambda e: e.ledger.in_flight),
         ("slots", "Calls that may be in flight: learned or set.", lambda e: e.ledger.slots),
         ("trim_ratio", "How far the budget is scaled to what holds turn into.", lambda e: e.ledger.trim),
-        ("kv_usage_ratio", "KV-cache usage at the last sample.", lambda e: e.sample.kv_usage if e.sample else 0),
         ("prefill_tokens_per_second", "Learned prefill rate.", lambda e: e.speed.prefill_rate),
         ("seconds_per_output_token", "Learned time per output token.", lambda e: e.speed.tpot),
         ("draining", "1 while the engine gets no new calls.", lambda e: e.draining),
@@ -139,6 +138,9 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
     ]
     for name, text, read in gauges:
         yield gauge(f"weir_engine_{name}", text, "engine", of={engine.label: read(engine) for engine in fleet})
+    usage = {each.label: each.sample.kv_usage for each in fleet if each.health.up and each.sample is not None}
+    text = "KV-cache usage at the last sample; none of an engine that is down, or tells none."
+    yield gauge("weir_engine_kv_usage_ratio", text, "engine", of=usage)
     failures = {(each.label, why): count for each in fleet for why, count in each.health.check_failures.items()}
     text = "Checks of an engine that failed, by why."
     yield counter("weir_engine_check_failures", text, "engine", "reason", of=failures)
