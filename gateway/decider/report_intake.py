@@ -40,6 +40,8 @@ def socket_refusal(path: str) -> str:
         return "its path is not a plain one: no links, no . or .."
     try:
         seen, mark = os.lstat(folder), os.lstat(Path(folder) / SOCKETS_MARK)
+    except PermissionError:
+        return "its folder is closed to the gateway's user: run gateway and sidecar as one user"
     except OSError:
         return f"its folder is none that a sidecar has made for engines: {SOCKETS_MARK} is not there"
     users = (os.geteuid(), 0)

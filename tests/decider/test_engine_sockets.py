@@ -56,6 +56,17 @@ def test_a_path_that_leads_elsewhere_is_refused(folder: Path, tmp_path: Path) ->
         assert socket_refusal(path).startswith("its path is not a plain one"), path
 
 
+def test_a_folder_that_the_gateways_user_may_not_enter_is_told_as_that(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path | str) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("gateway.decider.report_intake.os.lstat", closed)
+    expected = "its folder is closed to the gateway's user: run gateway and sidecar as one user"
+    assert socket_refusal(f"{folder}/m.sock") == expected
+
+
 def test_another_users_folder_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def strangers(path: Path | str) -> os.stat_result:
         seen = list(os.stat(path))

@@ -37,8 +37,32 @@ def test_the_exposure_of_a_service_is_low(name: str) -> None:
     assert float(found[1]) <= EXPOSED[name]
 
 
+def test_no_two_services_have_one_folder() -> None:
+    """systemd.exec(5): what is in it changes hands at each start. Both may be on one machine."""
+    given = re.compile(r"^(\w+Directory)=(\w\S*)$", re.MULTILINE)
+    folders = [each for unit in UNITS for each in given.findall(unit.read_text()) if each[0] != "WorkingDirectory"]
+    assert sorted(set(folders)) == sorted(folders)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_keys_can_be_kept_for_its_user(unit: Path) -> None:
+    """Nothing in /etc can be given to a dynamic user before it runs: it would read what everybody may read."""
+    text = unit.read_text()
+    user = re.search(r"^User=(\S+)$", text, re.MULTILINE)
+    assert user is not None
+    assert "DynamicUser=yes" not in text
+    assert re.search(rf"^#   useradd --system .*/nologin .*\b{user[1]}\b", text, re.MULTILINE)
+
+
+def test_a_gateway_has_the_user_of_its_machines_sidecar() -> None:
+    """Whose engines' sockets are in a folder that no other user may enter."""
+    assert {tuple(re.findall(r"^(?:User|Group)=(\S+)$", unit.read_text(), re.MULTILINE)) for unit in UNITS} == {
+        ("weir", "weir")
+    }
+
+
 def test_the_log_of_the_service_is_rotated() -> None:
-    """The gateway opens the file anew by itself, in a folder whose owner has no name: logrotate makes none."""
+    """The gateway opens the file anew by itself, which is its user's: logrotate makes none."""
     rotated = (FOLDER.parent / "logrotate/weir").read_text()
     log = re.search(r"--log (\S+)", (FOLDER / "weir-gateway.service").read_text())
     assert log is not None
