@@ -131,7 +131,7 @@ class FleetEngines:
             engine = self._engine(id, entry.url)
             engine.apply(policy)
             engine.go_by(entry)
-            self._fleet.has_models(engine, engine.models.values())  # those it may no longer serve are gone at once
+            self._fleet.has_models(engine, engine.told)  # those it may serve now, and no others, at once
             self._recorder.name(id, engine.label)
             key = api_keys.get(engine.provider or entry.url)
             self.clients[id].go_by(client_settings(policy, id), key)

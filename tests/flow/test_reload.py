@@ -262,6 +262,19 @@ def test_who_waits_for_a_model_that_no_engine_may_serve_any_more_is_told() -> No
     virtual(scenario, policy(0))
 
 
+def test_an_engine_serves_at_once_what_its_entry_no_longer_keeps_from_it() -> None:
+    async def scenario(world: World) -> None:
+        engine, fleet = world.engine(0), world.gateway.fleet
+        fleet.has_models(engine, [ModelCard(id="m"), ModelCard(id="n")])
+        assert (fleet.serving("m"), fleet.serving("n")) == ((engine,), ())
+        world.apply(policy(0, models=("m", "n")))
+        assert fleet.serving("n") == (engine,), "nobody waits for its next list of models"
+        world.apply(policy(0, models=("n",)))
+        assert (fleet.serving("m"), fleet.serving("n")) == ((), (engine,))
+
+    virtual(scenario, policy(0, models=("m",)))
+
+
 def test_salts_of_caches_outlast_a_reload_unless_the_secret_is_another() -> None:
     tenants = {"acme": Tenant(), "globex": Tenant()}
     first = structs.replace(policy(0), tenants=tenants)

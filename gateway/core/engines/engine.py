@@ -126,7 +126,8 @@ class Engine:
         self.provider = ""  # the policy's name for it, where it is an API outside the house
         self.priorities = False  # it runs vLLM's priority scheduling: calls are sent with the rank of their class
         self.only_models = frozenset(models)  # what the policy lets this engine serve; empty: all it has
-        self.models: dict[str, ModelCard] = {}
+        self.told: tuple[ModelCard, ...] = ()  # all that it has, as it told last
+        self.models: dict[str, ModelCard] = {}  # of them, those that it may serve
         self.adapters: Adapters | None = None  # LoRA adapters among them
         self.draining = False
         self.drained = False  # by an operator
@@ -170,8 +171,8 @@ class Engine:
 
     def serve(self, cards: Iterable[ModelCard]) -> None:
         """Take the engine's own list of models, cut to what the policy lets it serve."""
-        allowed = self.only_models
-        self.models = {card.id: card for card in cards if not allowed or card.id in allowed}
+        self.told, allowed = tuple(cards), self.only_models
+        self.models = {card.id: card for card in self.told if not allowed or card.id in allowed}
         self.adapters = adapters_of(self.models, self.adapters)
 
     # -- calls --------------------------------------------------------------------------------------------------

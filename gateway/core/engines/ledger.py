@@ -47,7 +47,8 @@ class Ledger:
         self._assumed = capacity is None  # the capacity is the policy's: the engine has told none
         self.capacity = capacity or policy.budget.capacity  # tokens of KV cache
         self.max_slots = max_slots  # None: learned
-        self.slots = max_slots or policy.budget.max_concurrency
+        self._usual = policy.budget.max_concurrency  # slots as long as none are given or learned
+        self.slots = max_slots or self._usual
         self.trim = 1.0
         self.held = self.output_held = self.in_flight = 0
         self.excess = 0  # tokens measured above `held` at the last sample
@@ -63,15 +64,19 @@ class Ledger:
         self.kv_target = policy.budget.kv_target
         if self._assumed:
             self.capacity = policy.budget.capacity
+        usual, self._usual = self._usual, policy.budget.max_concurrency
+        if self.max_slots is None and self.slots == usual:
+            self.slots = self._usual
         self._reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
         self.headrooms = {name: each.headroom for name, each in policy.classes.items() if each.headroom}
 
     # -- sizes --------------------------------------------------------------------------------------------------
 
     def go_by(self, entry: EngineEntry) -> None:
-        """Take the slots of the policy's entry; without any they are learned."""
-        self.max_slots = entry.max_concurrency
-        self.slots = entry.max_concurrency or self.slots
+        """Take the slots of the policy's entry; without any they are learned, or the policy's where nothing is."""
+        before, self.max_slots = self.max_slots, entry.max_concurrency
+        freed = before is not None and self._assumed
+        self.slots = entry.max_concurrency or (self._usual if freed else self.slots)
 
     def expect_sizes(self, capacity: int | None, slots: int | None) -> None:
         """Take the sizes that the engine will probably have, where the policy does not give them."""

@@ -500,6 +500,17 @@ def test_the_capacity_of_one_that_tells_none_is_that_of_the_policy_in_force() ->
     assert [e.ledger.capacity for e in (assumed, told, hinted, fixed)] == [20_000, 5000, 7000, 1000]
 
 
+def test_the_places_of_one_that_teaches_none_are_those_of_the_policy_in_force() -> None:
+    assumed, given, learned = (engine(capacity=None) for _ in range(3))
+    given.go_by(EngineEntry(url="http://e", max_concurrency=2))
+    learned.ledger.slots = 30
+    for e in (assumed, given, learned):
+        e.apply(Policy(budget=Budget(max_concurrency=4)))
+    assert [e.ledger.slots for e in (assumed, given, learned)] == [4, 2, 30]
+    given.go_by(EngineEntry(url="http://e"))
+    assert given.ledger.slots == 4, "what its entry said is gone"
+
+
 def test_low_rates_of_one_without_metrics_are_doubted_too() -> None:
     e = engine()
     e.health.unmeasured = "GET /metrics was answered 404"
