@@ -74,6 +74,20 @@ def test_all_is_told_first_and_then_what_has_changed() -> None:
     play(scene, TOKEN)
 
 
+def test_a_page_that_outlives_its_gateway_can_tell() -> None:
+    """Serial numbers of calls begin anew: the page forgets the calls of before, and asks for all."""
+    told: list[float] = []
+
+    async def scene(gateway: Parts) -> None:
+        for _ in range(2):
+            async with watching(gateway) as watcher:
+                told.append((await watcher.next("entries"))["set"]["gateway"]["began"])
+
+    play(scene)
+    play(scene)
+    assert told[0] == told[1] < told[2] == told[3]
+
+
 def test_ended_calls_are_told_where_they_are_asked_for() -> None:
     ended = EndedCalls()
 

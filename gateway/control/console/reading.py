@@ -6,6 +6,7 @@ jitters at rest is rounded.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -68,6 +69,7 @@ class ConsoleReading:
         self.ended = parts.ended
         self.unix = parts.unix
         self._conditions = Conditions(parts)
+        self._since = round(time.time(), 3)  # serial numbers of calls count from then on
 
     @property
     def names(self) -> dict[str, str]:
@@ -83,6 +85,7 @@ class ConsoleReading:
         entries: dict[str, object] = {
             "gateway": {
                 "version": __version__,
+                "began": self._since,
                 "draining": dispatch.leaving,
                 "engines": len(self._fleet.engines),
                 "board": dispatch.policy.console,

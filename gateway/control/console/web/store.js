@@ -34,7 +34,12 @@ function changed() {
 function take(name, data) {
   if (name === "entries") {
     setClock(data.at);
-    if (data.whole) entries.clear();
+    if (data.whole) {
+      const began = data.set.gateway.began;
+      if (calls.of && calls.of !== began) { calls.rows = []; calls.last = 0; if (calls.wanted) connect(); }  // another gateway
+      calls.of = began;
+      entries.clear();
+    }
     for (const key of data.gone) entries.delete(key);
     for (const key in data.set) entries.set(key, data.set[key]);
   } else if (name === "calls") {
