@@ -223,7 +223,8 @@ class BatchDoor:
 
     def _check_class(self, account: Account) -> None:
         """Raises Refused if the caller's token names a class that is less important than that of lines."""
-        rank, name = self._site.pipeline.current.snapshot.classes.rank, self._site.policy.class_
+        current = self._site.pipeline.current
+        rank, name = current.snapshot.classes.rank, (current.policy.batches or self._site.policy).class_
         if rank.get(name, math.inf) < rank.get(account.claimed, -1):
             message = f"Your token is for the class {account.claimed}; batches run in {name}, which is more important."
             raise Refused(Outcome.FORBIDDEN, message)

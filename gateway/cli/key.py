@@ -74,7 +74,7 @@ def _add(given: argparse.Namespace, policy: Policy, file: Path) -> None:
 def _list(_: argparse.Namespace, policy: Policy, file: Path) -> None:
     """Print one line for each key: the beginning of its hash, its tenant, and what else is known."""
     for entry in entries(file):
-        lost = "" if entry.tenant in policy.tenants else "  (no such tenant in the policy: nobody may use it)"
+        lost = "" if entry.tenant in policy.tenants else "  (no such tenant: the policy is refused until it is revoked)"
         print(f"{entry.digest[:SHOWN]}  {entry.tenant}  {entry.comment}{lost}".rstrip())
     for name, tenant in policy.tenants.items():
         for digest in tenant.keys:

@@ -117,7 +117,8 @@ class Control:
         if self._dispatch.leaving:
             by_hand = self._by_hand and not self._dispatch.draining
             return _text("drained by an operator" if by_hand else "shutting down", 503)
-        up = sum(engine.health.up for engine in self._fleet)
+        own = [engine for engine in self._fleet if not engine.provider]  # that answer everybody
+        up = sum(engine.health.up for engine in own)
         expected = len(self._fleet.expected)
         down = [f"{engine.label} is {state_of(engine)}" for engine in self._fleet if not engine.health.up]
         of_cluster = [] if self._parts.cluster is None else [self._parts.cluster().line]
@@ -139,7 +140,7 @@ class Control:
             return _text("\n".join(["no engine is up", *more]), 503)
         if since is not None and now >= since + RELAYS_WITHIN:
             return _text("\n".join(more), 503)
-        line = f"ok, {up} of {len(self._fleet.engines)} engines are up"
+        line = f"ok, {up} of {len(own)} engines are up"
         line += f", {expected} models can be had from sidecars" if expected else ""
         return _text("\n".join([line, *more]))
 

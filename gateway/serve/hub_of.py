@@ -58,7 +58,7 @@ def calls_of(hub: RelayHub) -> Iterator[CallView]:
             yield made_of(
                 CallView,
                 call,
-                engine=None if grant is None else grant.engine.id,
+                engine=None if grant is None else grant.engine.label,
                 state="queued" if grant is None else "running" if grant.hold.prefill else "streaming",
                 age_s=round(now - call.arrived, 3),
                 deadline_s=round(call.deadline - now, 3),

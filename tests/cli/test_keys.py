@@ -72,7 +72,7 @@ def test_keys_are_listed_and_revoked(ran: Ran, folder: Path) -> None:
         [digest_of(first)[:12], "acme"], [digest_of(second)[:12], "zoo"], [A[:12], "gone"], [B[:12], "zoo"],
     ]  # fmt: skip
     assert out.splitlines()[2:] == [
-        f"{A[:12]}  gone  by hand  (no such tenant in the policy: nobody may use it)",
+        f"{A[:12]}  gone  by hand  (no such tenant: the policy is refused until it is revoked)",
         f"{B[:12]}  zoo  (in the policy itself)",
     ]
     expected = f"gateway: the key {digest_of(first)[:12]} of acme is revoked in {file}\n"

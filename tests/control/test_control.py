@@ -10,7 +10,9 @@ import pytest
 from gateway.control import app
 from gateway.control.app import control_app
 from gateway.control.processes import ProcessView
+from gateway.core.engines.engine import Engine
 from gateway.core.engines.trouble import Trouble
+from gateway.core.policy.policy import Policy
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.control.http1 import ControlPort
 from gateway.shared.tasks import lasting
@@ -57,6 +59,20 @@ def test_readyz_follows_the_engines_and_the_drain() -> None:
         gateway.dispatch.refuse_waiting()
         answer = await gateway.get("/readyz")
         assert (answer.status_code, answer.text) == (503, "shutting down\n")
+
+    play(scene)
+
+
+def test_readyz_counts_no_provider_as_the_data_port_does() -> None:
+    async def scene(gateway: Parts) -> None:
+        provider = Engine("provider:cloud", "https://api.example.com", Policy())
+        provider.provider = "cloud"
+        gateway.fleet.add(provider)
+        provider.ready(0.0)
+        answer = await gateway.get("/readyz")
+        assert (answer.status_code, answer.text.partition("\n")[0]) == (503, "no engine is up")
+        gateway.up("e0")
+        assert (await gateway.get("/readyz")).text.startswith("ok, 1 of 2 engines are up\n")
 
     play(scene)
 

@@ -73,7 +73,7 @@ ONE_SLOT = """
 fleet:
   poll: 100ms
   health: 4s
-  engines: [{{url: "{small}", max_concurrency: 1}}, {{url: "{large}"}}]
+  engines: [{{url: "{small}", name: left, max_concurrency: 1}}, {{url: "{large}"}}]
 models: {{support: {{members: [small], fallback: [large]}}}}
 routing: {{hold_unserved: 0s}}
 retries: 100%
@@ -97,13 +97,17 @@ def test_calls_that_wait_for_a_member_whose_engine_dies_go_to_the_next_model(tmp
         def models() -> set[str]:
             return {model for each in gateway.fleet()["engines"] for model in each["models"]}
 
+        def calls(what: str) -> list[str]:
+            return [call[what] for call in json.loads(get(f"{gateway.control}/calls")[1])["calls"]]
+
         def states() -> list[str]:
-            return [call["state"] for call in json.loads(get(f"{gateway.control}/calls")[1])["calls"]]
+            return calls("state")
 
         assert until(lambda: models() == {"small", "large"}, 60.0) is not None, gateway.fleet()
         small.faults(hang=True)
         stuck = callers.submit(asked, "small")
         assert until(lambda: len(states()) == 1 and "queued" not in states(), 60.0) is not None, states()
+        assert calls("engine") == ["left"], "as it is called everywhere"
         waiting = [callers.submit(asked, "support") for _ in range(6)]
         assert until(lambda: states().count("queued") == 6, 60.0) is not None, states()
         small.child.kill()
