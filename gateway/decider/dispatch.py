@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -178,7 +178,7 @@ class Dispatch:
         engine.advance(now)
         self._changed(engine.models, now)
 
-    def _changed(self, models: Iterable[str], now: float) -> None:
+    def _changed(self, models: Collection[str], now: float) -> None:
         """Grant the calls of these models that may go now, after a change of their engines."""
         for model in models:
             self.control.outages.look(model, now)
@@ -187,8 +187,7 @@ class Dispatch:
                 engines = self.fleet.answering(model)
                 traffic.step(engines, now)
                 traffic.scale(engines, self.queues[model].tokens_for_room, now)
-                if self.queues[model]:
-                    self.waiting.pump(model, self.queues[model])
+        self.waiting.pump_each(models)
         self.waiting.pump_unserved()
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
@@ -201,18 +200,13 @@ class Dispatch:
         if not self._turns:
             return
         # A class's own limit may bind a model that another engine serves.
-        for model in list(self.queues) if call.class_name in self.control.rules.limited else hold.engine.models:
-            queues = self.queues.get(model)
-            if queues:
-                self.waiting.pump(model, queues)
+        limited = call.class_name in self.control.rules.limited
+        self.waiting.pump_each(self.queues if limited else hold.engine.models)
 
     def read(self, engine: Engine) -> None:
         """An engine has read a prompt: calls that waited for that may start on it."""
         if self._turns:
-            for model in engine.models:
-                queues = self.queues.get(model)
-                if queues:
-                    self.waiting.pump(model, queues)
+            self.waiting.pump_each(engine.models)
 
     # -- grants -------------------------------------------------------------------------------------------------
 

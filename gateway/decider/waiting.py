@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gateway.core.admission import refusals
 from gateway.core.admission.bookings import HORIZON
 from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
-from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.queues import Queues, Ticket, in_turn
 from gateway.core.engines.choice import Aside, Choice
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
@@ -189,6 +189,17 @@ class WaitingCalls:
         if aside and queues:
             self.for_models.look_again(model, now + LOOK_AGAIN)
         self.expiries.arm(len(self.turns))
+
+    def pump_each(self, models: Iterable[str]) -> None:
+        """Pump the queues of these models, of which one engine may have several (adapters, other names): the first to
+        be pumped takes what room there is."""
+        known = self._control.queues
+        waiting = {queues: model for model in models if (queues := known.get(model))}
+        order: Iterable[Queues] = waiting
+        if len(waiting) > 1:
+            order = in_turn(list(waiting), self._dispatch.clock(), self._control.workload.paused())
+        for queues in order:
+            self.pump(waiting[queues], queues)
 
     def pump_unserved(self) -> None:
         """Pump the queues of models that no engine has any more: their calls are refused, or a sidecar is asked."""

@@ -351,8 +351,8 @@ def test_a_drain_rate_goes_on_and_fades_as_time_passes() -> None:
     assert after.rate(AFTER - AGO) == before.rate(now) == 250.0
     assert after.rate(AFTER) == pytest.approx(before.rate(now + AGO))
     assert after.rate(AFTER) < 250.0
-    lately = after.rate_of("default", 0.0, (), AFTER)
-    assert lately == pytest.approx(before.rate_of("default", 0.0, (), now + AGO))
+    lately = after.rate_of("default", 0.0, {}, AFTER)
+    assert lately == pytest.approx(before.rate_of("default", 0.0, {}, now + AGO))
     after.taken(100)  # Little's law, by the means
     assert after.rate(AFTER + 1000.0) == pytest.approx(50.0)
 

@@ -186,6 +186,44 @@ def test_calls_that_fill_gaps_make_no_other_late() -> None:
     virtual(scenario, policy=Policy(classes=classes), capacity=10_000)
 
 
+@pytest.mark.parametrize("flooded", ["m", "sql"])
+def test_calls_of_one_model_have_their_turn_beside_a_flood_for_another_of_the_same_engine(flooded: str) -> None:
+    """An adapter's calls and its base model's share the engine as classes do, whichever the engine names first."""
+    other = "sql" if flooded == "m" else "m"
+
+    async def scenario(world: World) -> None:
+        world.fleet.has_models(world.engine(), [ModelCard(id="m", max_model_len=4096), ModelCard(id="sql", parent="m")])
+
+        async def waited(class_name: str) -> float:
+            sent = world.loop.time()
+            with await world.dispatch.ask(world.call(400, class_name, model=other)):
+                begun = world.loop.time()
+                await asyncio.sleep(1.0)
+            return begun - sent
+
+        flood = [asyncio.create_task(world.use(world.call(400, "batch", model=flooded), 1.0)) for _ in range(60)]
+        await asyncio.sleep(10.5)
+        assert await waited("interactive") < 1.0
+        assert max(await asyncio.gather(*[waited("interactive") for _ in range(8)])) < 6.0, "eight calls to one"
+        even = [asyncio.create_task(waited("batch")) for _ in range(6)]
+        assert 2.0 < max(await asyncio.gather(*even)) < 7.0, "no credit, and every other turn"
+        await asyncio.gather(*flood)
+
+    virtual(scenario, policy=Policy())
+
+
+def test_models_whose_calls_wait_for_their_classs_own_bound_are_passed() -> None:
+    async def scenario(world: World) -> None:
+        world.fleet.has_models(world.engine(), [ModelCard(id="m"), ModelCard(id="sql", parent="m")])
+        calls = [world.call(400, "batch"), world.call(400), world.call(400, "batch"), world.call(400, model="sql")]
+        tasks = [asyncio.create_task(world.use(call, 1.0 + index)) for index, call in enumerate(calls)]
+        await asyncio.sleep(1.5)
+        assert world.dispatch.queues["m"].length("batch") == 0
+        await asyncio.gather(*tasks)
+
+    virtual(scenario)
+
+
 def test_waiting_calls_go_in_order_of_arrival() -> None:
     async def scenario(world: World) -> None:
         order: list[int] = []

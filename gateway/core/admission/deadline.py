@@ -15,7 +15,7 @@ Rates are read at any time and change nothing; `advance` takes what has come int
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from gateway.core.checkpoint import SavedDrain
 from gateway.core.request.call import Call
@@ -116,17 +116,22 @@ class Drain:
         rate = self.rate(now)
         return tokens / rate if rate > 1.0 else 0.0
 
-    def rate_of(self, class_name: str, fair: float, passing: Iterable[str], now: float) -> float:
+    def rate_of(self, class_name: str, fair: float, passing: Mapping[str, float], now: float) -> float:
         """Tokens per second that a class is served, if those who compete now go on to; 0 where no rate is known.
 
         `fair`: its share by weight among the classes that wait, of what those leave who do not (`passing`): these are
-        served all they ask for, and go on to. It has that, or what it has had lately where that is more.
+        served all they ask for, and go on to, as far as their weights (as in `Queues.passing`) let them: whoever waits
+        has its turn beside them. It has that, or what it has had lately where that is more.
         """
         rate = self.rate(now)
         if rate <= 1.0:
             return 0.0
-        left = 1.0 - sum([self._had(name, now) for name in passing])
-        return rate * min(1.0, max(LEAST_SHARE, fair * left, self._had(class_name, now)))
+        had = {name: self._had(name, now) for name in passing}
+        before = sum([share for name, share in had.items() if passing[name] == math.inf])
+        beside = sum([passing[name] for name, share in had.items() if share > LEAST_SHARE and passing[name] < math.inf])
+        least = fair * (1.0 - before) / (1.0 + fair * beside)
+        left = 1.0 - sum(had.values())
+        return rate * min(1.0, max(LEAST_SHARE, fair * left, least, self._had(class_name, now)))
 
     def _had(self, class_name: str, now: float) -> float:
         """A class's share of the tokens that came back lately."""

@@ -27,8 +27,9 @@ its class has: no newcomer can take them, and no more important call can push it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
+from math import inf
 
 from gateway.core.admission.fairness import ClassQueue, turns_before
 from gateway.core.admission.ticket import Ticket
@@ -47,7 +48,8 @@ class Queues:
     """The waiting calls of one model. Not empty means every later arrival of its class waits too.
 
     `classes` are in order of importance; `weights` are tenants' shares within a class, 1 where absent. `paused` gives
-    the classes that may not start a call whatever room there is.
+    the classes that may not start a call whatever room there is. `turn`: its counter among other models on the same
+    engines, tokens over weights of classes; `in_turn`: it counts, since calls have waited beside another model's.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class Queues:
         weights: Mapping[str, float] = {},
         paused: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        self.turn = 0.0
+        self.in_turn = False
         self._paused = paused
         self._by_class: dict[str, ClassQueue] = {}
         self._length = 0
@@ -175,6 +179,7 @@ class Queues:
                     if fits(candidate):
                         if not (held_up or queue.settings.headroom or queue.starving(ticket, now)):
                             self._floors[queue.band] = max(self._floors[queue.band], queue.served)  # it was its turn
+                        self.turn += 0.0 if candidate.paid else candidate.cost / queue.weight
                         queue.take(candidate, now)
                         self._left(queue)
                         return candidate
@@ -204,6 +209,7 @@ class Queues:
 
     def _left(self, queue: ClassQueue) -> None:
         self._length -= 1
+        self.in_turn = self.in_turn and self._length > 0
         if not queue.tickets and (not self._length or not self._waiting(queue.band)):
             self._floors[queue.band] = max(self._floors[queue.band], queue.served)  # it may have made way
 
@@ -277,14 +283,15 @@ class Queues:
                 weights += queue.weight if queue.band == own.band else 0.0
         return own.ahead(call, ticket), own.weight / weights
 
-    def passing(self, class_name: str) -> list[str]:
-        """The other classes without a call that waits for its turn: they are served what comes, or what they may."""
-        making_way = self._making_way
-        return [
-            name
+    def passing(self, class_name: str) -> dict[str, float]:
+        """The other classes without a call that waits for its turn: they are served what comes, or what they may. Each
+        with its weight over the class's own; infinite: it goes before; 0: it comes after, or fills gaps."""
+        own, making_way = self._by_class[class_name], self._making_way
+        return {
+            name: _beside(queue, own)
             for name, queue in self._by_class.items()
-            if name != class_name and (name in making_way or not queue.tickets)
-        ]
+            if queue is not own and (name in making_way or not queue.tickets)
+        }
 
     def ahead(self, class_name: str, own: float) -> float:
         """Tokens that go before what has `own` tokens of its class before it, by the order above, if nobody else came.
@@ -306,3 +313,23 @@ class Queues:
                 behind = (start - other.served) * other.weight
                 tokens += turns_before(behind, other.tokens, len(other.tickets), ties=ties) * other.tokens
         return tokens
+
+
+def _beside(other: ClassQueue, own: ClassQueue) -> float:
+    """Weight of another class over a class's own; infinite: it goes before; 0: it comes after, or fills gaps."""
+    if other.band < own.band:
+        return inf
+    return 0.0 if other.band > own.band or other.settings.headroom else other.weight / own.weight
+
+
+def in_turn(waiting: Sequence[Queues], now: float, paused: Container[str]) -> list[Queues]:
+    """Queues of models that share engines, in the order of their turns: as between classes a starving head goes first,
+    then bands, then the smallest counter. One that was idle is lifted to the least of those that waited."""
+    turns = [queues.turn for queues in waiting if queues.in_turn] or [max(queues.turn for queues in waiting)]
+    keys: dict[Queues, tuple[bool, int, float]] = {}
+    for queues in waiting:
+        if not queues.in_turn:
+            queues.turn, queues.in_turn = max(queues.turn, min(turns)), True
+        later, band = next((queue.rank(now)[:2] for queue in queues.order(now, paused)), (True, 0))
+        keys[queues] = later, band, queues.turn
+    return sorted(waiting, key=keys.__getitem__)

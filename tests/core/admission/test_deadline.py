@@ -48,7 +48,7 @@ def test_nothing_known_predicts_no_wait() -> None:
     drain = Drain(0.0)
     assert drain.rate(0.0) == 0.0
     assert drain.wait(1000.0, 0.0) == 0.0
-    assert drain.rate_of("default", 0.5, (), 0.0) == 0.0
+    assert drain.rate_of("default", 0.5, {}, 0.0) == 0.0
 
 
 def steady(seconds: int = 60, tokens: int = 100, lasted: float = 2.0, class_name: str = "default") -> Drain:
@@ -94,7 +94,7 @@ def test_a_hold_that_lasted_no_time_breaks_nothing() -> None:
 )
 def test_a_class_gets_its_share_by_weight_or_what_it_has_had_lately(class_name: str, fair: float, share: float) -> None:
     drain = steady()
-    assert drain.rate_of(class_name, fair, (), 59.0) == pytest.approx(100.0 * share, rel=0.05)
+    assert drain.rate_of(class_name, fair, {}, 59.0) == pytest.approx(100.0 * share, rel=0.05)
 
 
 def test_a_class_shares_what_those_leave_of_whom_nobody_waits_at_the_moment() -> None:
@@ -106,9 +106,17 @@ def test_a_class_shares_what_those_leave_of_whom_nobody_waits_at_the_moment() ->
             drain.taken(50)
             drain.returned(name, 50, 1.0, float(second))
             drain.advance(float(second))
-    assert drain.rate_of("default", 0.8, ("interactive",), 119.0) == pytest.approx(50.0, rel=0.05)
-    assert drain.rate_of("batch", 0.2, ("interactive",), 119.0) == pytest.approx(10.0, rel=0.05)
-    assert drain.rate_of("batch", 0.2, (), 119.0) == pytest.approx(20.0, rel=0.05)
+    assert drain.rate_of("default", 0.8, {"interactive": 2.0}, 119.0) == pytest.approx(50.0, rel=0.05)
+    assert drain.rate_of("batch", 0.2, {"interactive": 8.0}, 119.0) == pytest.approx(10.0, rel=0.05)
+    assert drain.rate_of("batch", 0.2, {}, 119.0) == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_class_has_its_turn_beside_those_who_have_had_everything_while_nobody_waited() -> None:
+    drain = steady()  # of `default` alone
+    assert drain.rate_of("interactive", 1.0, {"default": 0.5, "batch": 0.125}, 59.0) == pytest.approx(200 / 3, rel=0.05)
+    assert drain.rate_of("interactive", 1.0, {"default": 0.0}, 59.0) == pytest.approx(100.0, rel=0.05), "it makes way"
+    assert drain.rate_of("interactive", 1.0, {"default": math.inf}, 59.0) == pytest.approx(1.0, rel=0.05), "it does not"
+    assert drain.rate_of("interactive", 0.0, {"default": 0.5}, 59.0) == pytest.approx(1.0, rel=0.05)
 
 
 def test_the_wait_of_a_fifo_is_predicted_within_a_half_second_at_two() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -610,12 +611,12 @@ def test_what_is_ahead_of_a_call_in_its_own_class_and_the_share_its_class_has() 
     })  # fmt: skip
     one = a_call(class_name="default", prompt_tokens=100)
     assert queues.own_ahead(one) == (0.0, 1.0), "nobody competes"
-    assert queues.passing("default") == ["first", "interactive"]
+    assert queues.passing("default") == {"first": math.inf, "interactive": 3.0}
     ticket = Ticket(a_call(class_name="default", prompt_tokens=70), 0.0)
     queues.push(ticket)
     queues.push(Ticket(a_call(class_name="interactive", prompt_tokens=500), 0.0))
     assert queues.own_ahead(one) == (70.0, 0.25)
-    assert queues.passing("default") == ["first"], "of whom nobody waits"
+    assert list(queues.passing("default")) == ["first"], "of whom nobody waits"
     assert queues.own_ahead(ticket.call, ticket) == (0.0, 0.25)
     first = Ticket(a_call(class_name="first", prompt_tokens=5), 0.0)
     queues.push(first)
