@@ -57,7 +57,7 @@ class Adaptation:
         long calls would else take it to its least each time, and half of the cache would be empty until it has risen.
         """
         ledger, target = self._ledger, self._ledger.target
-        crowded = sample.waiting > BACKLOG and sample.kv_usage > target - 0.05
+        crowded = sample.queued > BACKLOG and sample.kv_usage > target - 0.05
         if preempted or crowded or sample.kv_usage > ledger.fullest + OVERRUN:
             full = 1.0 if preempted else max(sample.kv_usage, target)
             told = TRIM_BELOW * ledger.held / (full * ledger.capacity)
@@ -76,7 +76,7 @@ class Adaptation:
         ledger = self._ledger
         if ledger.max_slots is not None:
             return
-        waiting = sample.waiting - just_sent
+        waiting = sample.queued - just_sent
         if sample.kv_usage >= ledger.kv_target:
             waiting = min(waiting, BACKLOG)  # the queue may be for blocks
         kept = MOST_KEPT if waiting > BACKLOG else 1.0
@@ -242,7 +242,7 @@ class Engine:
         self.prefills.pass_begun(sample.waiting, recent)
         if sample.lora is not None and self.adapters is not None:
             self.adapters.told(sample.lora)
-        self.speed.sampled(self.policy.fleet.poll)
+        self.speed.sampled(self.policy.fleet.poll, busy=self.ledger.in_flight > 0)
         self.ledger.pressed_tokens = self.ledger.pressed_slots = False
 
     def _notice_stall(self, sample: EngineSample, before: EngineSample | None, now: float) -> None:
@@ -273,7 +273,8 @@ class Engine:
         """Take one health check, as `Health.check`."""
         slow_start = self.policy.routing.slow_start
         if ok and self.health.unmeasured:
-            self.speed.sampled(self.policy.fleet.health)  # no sample will doubt its rates
+            # No sample will doubt its rates.
+            self.speed.sampled(self.policy.fleet.health, busy=self.ledger.in_flight > 0)
         if self.health.check(ok, now, trouble, failing_at=self.breaker.failing_at, slow_start=slow_start):
             self.down()
 

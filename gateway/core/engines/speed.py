@@ -32,6 +32,7 @@ class Speed:
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._unsorted = 0  # first bytes since the rate was last computed
         self._untaught = 0  # samples since a first byte taught the rate
+        self._idle = 0  # samples since a call ran
         self._answers = 0  # that have taught `tpot`, up to TPOT_ANSWERS
 
     def learn_first_byte(self, reading: float, seconds: float) -> None:
@@ -77,12 +78,15 @@ class Speed:
             lower = each < pace or pace == PACE
             self.pace = each if lower else pace + PACE_WEIGHT * (each - pace)
 
-    def sampled(self, poll: float) -> None:
-        """Note a sample, one every `poll` seconds. Without a first byte for RATE_BELIEVED, low rates are forgotten: a
-        rate learned in a bad moment would keep every call away, and so would never be mended."""
+    def sampled(self, poll: float, *, busy: bool) -> None:
+        """Note a sample, one every `poll` seconds. Without a first byte for RATE_BELIEVED, a low rate is forgotten, and
+        a long time per token where no call runs (`busy`), whose answer would teach it: what was learned in a bad moment
+        would keep every call away, and so would never be mended."""
         self._untaught += 1
+        self._idle = 0 if busy else self._idle + 1
         if self._untaught * poll > RATE_BELIEVED:
             self.prefill_rate = max(self.prefill_rate, PREFILL_RATE)
+        if self._idle * poll > RATE_BELIEVED:
             self.tpot = min(self.tpot, TPOT)
 
     def restore(self, saved: SavedEngine) -> None:

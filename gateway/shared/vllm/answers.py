@@ -34,15 +34,18 @@ class LoraLoad(msgspec.Struct, frozen=True):
 
 
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample of one server: sums over all its engine cores (data parallelism), and the worst `kv_usage`.
+    """Sample of one server: sums over all its engine cores (data parallelism), and the mean of their `kv_usage`.
 
-    `kv_usage` is a share 0..1, capacity is KV tokens (None: not reported), totals count since the engine's start.
+    `kv_usage` is the share 0..1 in use of the capacity, which is KV tokens of all cores (None: not reported). Of those
+    that wait, `deferred` wait for no place (0.32): for their adapter, or for KV blocks from elsewhere. Totals count
+    since the engine's start.
     `sleep_state` is None before 0.12; `paused` is a sleep that frees nothing. `lora` is None if LoRA is not enabled.
     """
 
     running: int
     waiting: int
     kv_usage: float
+    deferred: int = 0
     capacity_tokens: int | None = None
     preemptions_total: int = 0
     prompt_tokens_total: int = 0
@@ -52,6 +55,11 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoraLoad | None = None
 
     @property
+    def queued(self) -> int:
+        """Requests that wait for a place."""
+        return self.waiting - self.deferred
+
+    @property
     def tokens_total(self) -> int:
         """Tokens that were read and written."""
         return self.prompt_tokens_total + self.generation_tokens_total
@@ -59,6 +67,7 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
 
 RUNNING = b"vllm:num_requests_running"
 WAITING = b"vllm:num_requests_waiting"
+BY_REASON = b"vllm:num_requests_waiting_by_reason"
 KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 _PREEMPTIONS = (b"vllm:num_preemptions_total",)
 PROMPT_TOKENS = (b"vllm:prompt_tokens_total",)
@@ -67,7 +76,7 @@ SLEEP = b"vllm:engine_sleep_state"
 CACHE = b"vllm:cache_config_info"
 LORA = b"vllm:lora_requests_info"
 _NAMES = frozenset((
-    RUNNING, WAITING, *KV_USAGE, *_PREEMPTIONS, *PROMPT_TOKENS, *GENERATION_TOKENS, SLEEP, CACHE, LORA,
+    RUNNING, WAITING, BY_REASON, *KV_USAGE, *_PREEMPTIONS, *PROMPT_TOKENS, *GENERATION_TOKENS, SLEEP, CACHE, LORA,
 ))  # fmt: skip
 _SAMPLE = re.compile(rb"([\w:]+)(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]+)?[ \t\r]*")
 _LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
@@ -85,7 +94,10 @@ def sample_from(text: bytes) -> EngineSample:
     kv_usage = _by_engine(series, *KV_USAGE)
     if not running.keys() == waiting.keys() == kv_usage.keys():
         raise AnswerError("running, waiting and KV usage are told of different engines or models: a partial answer")
-    worst = max(kv_usage.values())
+    cores: dict[str, float] = {}  # of one core's models the worst: they share its cache
+    for (_, core), usage in kv_usage.items():
+        cores[core] = max(usage, cores.get(core, 0.0))
+    worst = max(cores.values())
     if worst > 1.0:
         raise AnswerError(f"KV usage of {worst:g} where 1 is full")
     models: dict[str, ModelLoad] = {}
@@ -95,7 +107,8 @@ def sample_from(text: bytes) -> EngineSample:
     return EngineSample(
         running=int(sum(running.values())),
         waiting=int(sum(waiting.values())),
-        kv_usage=worst,
+        kv_usage=sum(cores.values()) / len(cores),
+        deferred=_deferred(series.get(BY_REASON, [])),
         capacity_tokens=capacity_of(series.get(CACHE, [])),
         preemptions_total=_total(series, _PREEMPTIONS),
         prompt_tokens_total=_total(series, PROMPT_TOKENS),
@@ -152,6 +165,10 @@ def _by_engine(series: dict[bytes, Rows], *names: bytes) -> dict[tuple[str, str]
 def _total(series: dict[bytes, Rows], names: tuple[bytes, ...]) -> int:
     found = next((series[name] for name in names if name in series), [])
     return int(sum(value for _, value in found))
+
+
+def _deferred(rows: Rows) -> int:
+    return int(sum(value for labels, value in rows if labels.get("reason") == "deferred"))
 
 
 def capacity_of(rows: Rows) -> int | None:

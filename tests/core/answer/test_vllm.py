@@ -33,7 +33,8 @@ vllm:num_requests_running{engine="0",model_name="a, \\"b\\" } 1"} 1.0
 vllm:num_requests_running{engine="1",model_name="a, \\"b\\" } 1"} 2.0
 vllm:num_requests_waiting{engine="0",model_name="a, \\"b\\" } 1"} 0.0
 vllm:num_requests_waiting{engine="1",model_name="a, \\"b\\" } 1"} 5.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="a",reason="capacity"} 9.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="a",reason="capacity"} 1.0
+vllm:num_requests_waiting_by_reason{engine="1",model_name="a",reason="deferred"} 4.0
 vllm:kv_cache_usage_perc{engine="0",model_name="a, \\"b\\" } 1"} 0.5
 vllm:kv_cache_usage_perc{engine="1",model_name="a, \\"b\\" } 1"} 0.75
 vllm:prefix_cache_queries_total{engine="0",model_name="a"} 10.0
@@ -65,7 +66,8 @@ def test_vllm_0_9() -> None:
 
 def test_vllm_0_32_with_two_data_parallel_engines() -> None:
     sample = sample_from(V32.encode())
-    assert (sample.running, sample.waiting, sample.kv_usage) == (3, 5, 0.75)
+    assert (sample.running, sample.waiting, sample.queued) == (3, 5, 1)
+    assert sample.kv_usage == 0.625, "of the sum of both caches: one that is full leaves the other's room"
     assert sample.capacity_tokens == 2 * 463459
     assert sample.preemptions_total == 3
     assert sample.sleep_state == "awake"

@@ -310,6 +310,17 @@ def test_a_queue_for_prompts_to_be_read_is_no_want_of_places() -> None:
     assert e.ledger.slots == 42, "an engine that is another one now: nothing holds for ever"
 
 
+def test_what_waits_for_its_adapter_or_for_kv_blocks_shows_no_want_of_places() -> None:
+    e = engine(100_000)
+    most = e.ledger.slots
+    for at in (0.5, 1.0, 1.5):
+        e.sampled(sample(running=8, waiting=5, deferred=5, kv_usage=0.8), at)
+    assert (e.ledger.slots, e.ledger.trim) == (most, 1.0)
+    e.ledger.pressed_slots = True
+    e.sampled(sample(running=8, waiting=5, deferred=5), 2.0)
+    assert e.ledger.slots > most
+
+
 def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
     """A fifth at a time beyond what it was full with would be a queue inside the engine again and again."""
     e = engine(1_000_000)
@@ -647,6 +658,25 @@ def test_a_low_rate_that_nobody_feeds_is_doubted_and_a_high_one_kept() -> None:
     fast.sampled(sample, 30.5)
     assert slow.speed.prefill_rate > low
     assert fast.speed.prefill_rate == high
+
+
+def test_a_time_per_token_is_doubted_only_where_no_call_would_teach_it() -> None:
+    """First bytes of whole answers teach no rate, and those of a slow engine come more than 30 s apart."""
+    e = engine(100_000)
+    still = sample(running=1)
+    hold = e.hold(10, 1, 0.0)
+    for _ in range(30):
+        e.speed.learn_tpot(100, 25.0, timed=False)
+    learned = e.speed.tpot
+    for number in range(100):
+        e.sampled(still, number * 0.5)
+    assert e.speed.tpot == learned > 0.2
+    hold.release()
+    for number in range(60):
+        e.sampled(still, 50.0 + number * 0.5)
+    assert e.speed.tpot == learned
+    e.sampled(still, 80.0)
+    assert e.speed.tpot == TPOT, "it may keep every call away"
 
 
 RESERVED = Policy(
