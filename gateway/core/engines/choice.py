@@ -238,12 +238,12 @@ def worth_waiting(call: Call, choice: Choice, now: float, waited: float) -> bool
 
 def reading_spared(call: Call, choice: Choice) -> float:
     """Seconds of reading that the call is spared by such a wait; 0: there is no such engine."""
-    most = 0.0
+    most, elsewhere = 0.0, choice.prefill / choice.engine.speed.prefill_rate
     for engine in choice.usable:
         full = engine is not choice.engine and not engine.ledger.fits(call.cost, call.class_name)
         if full and knows(engine, call):
-            fewer = choice.prefill - (call.prompt_tokens - cached_tokens(engine, call))
-            most = max(most, fewer / engine.speed.prefill_rate)
+            unread = call.prompt_tokens - cached_tokens(engine, call)
+            most = max(most, elsewhere - unread / engine.speed.prefill_rate)
     return most
 
 

@@ -67,8 +67,9 @@ class PrefixCache:
                 del blocks[block]
 
     def told(self, expected: int, cached: int) -> None:
-        """Learn from an answer: of its prompt `cached` tokens were cached, where `expected` were."""
-        if expected < TELLS:
+        """Learn from an answer: of its prompt `cached` tokens were cached, where `expected` were. Where the estimate
+        has become so small that little is expected, more than that tells that it may grow."""
+        if max(expected, cached) < TELLS:
             return
         factor = 0.9 if cached < expected // 2 else 1.02
         self.share = min(1.0, max(LEAST_SHARE, self.share * factor))

@@ -68,6 +68,9 @@ def test_answers_correct_what_is_believed_to_be_ours() -> None:
     for _ in range(100):
         cache.told(TELLS, 0)
     assert cache.share == LEAST_SHARE
+    for _ in range(300):
+        cache.told(0, 10 * TELLS)
+    assert cache.share == 1.0, "so little was believed in that nothing was expected any more, and all was there"
     cache = PrefixCache()
     cache.told(TELLS - 1, 0)
     assert cache.share == 1.0, "few tokens teach nothing"

@@ -52,6 +52,13 @@ def test_a_call_waits_for_the_engine_that_has_its_prompt_by_what_reading_anew_wo
     assert decided(full, a_turn(400)) == "other", "what it would be spared is not worth a wait"
 
 
+def test_a_call_waits_no_longer_than_the_engine_with_room_would_read() -> None:
+    slow, fast = an_engine("home", held=60_000, cached=True), an_engine("other")
+    slow.speed.prefill_rate, fast.speed.prefill_rate = 1000.0, 40_000.0
+    assert decided([slow, fast], waited=0.5) == "aside", "of 40,000 tokens it has all but 400"
+    assert decided([slow, fast], waited=1.0) == "other", "it has read them by then, and the slow one 400"
+
+
 def test_no_call_waits_where_no_engine_has_its_prompt_or_none_has_room() -> None:
     assert decided([an_engine("full", held=60_000), an_engine("other")]) == "other"
     assert decided([an_engine("home", held=60_000, cached=True), an_engine("full", held=60_000)]) == "no room"
