@@ -174,7 +174,8 @@ def test_waits_follow_the_queue_and_its_order() -> None:
             assert model["wait_s"] > 0
             by_class = model["wait_s_by_class"]
             assert by_class["batch"] > by_class["interactive"] >= 0.0, "interactive goes before most of batch's work"
-            assert by_class["batch"] > 4.0, "one more call of the tenant that waits goes after its others"
+            # Nobody of `default` waits, who has had everything: four fifths go on being theirs, by weight.
+            assert by_class["batch"] > 5 * 40_000 / 1_000_000, "one more call of its tenant goes after its others"
             assert {"model": "m", "class": "batch", "calls": 4, "tokens": 40_000} in view["queues"]
             assert view["running"]["default"] == 1
             gateway.dispatch.refuse_waiting()
