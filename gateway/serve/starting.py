@@ -132,8 +132,8 @@ class ProcessSignals:
 def call_log(
     options: Options, errors: LineWriter, say: Callable[[str], None] = say, *, later: bool = False
 ) -> CallLog | None:
-    """`later`: of a process that is started again. It serves, and its lines are lost until the log can be opened.
-    Raises StartError."""
+    """Open the log of calls; None: none is wanted. `later`: of a process that is started again. It serves, and its
+    lines are lost until the log can be opened. Raises StartError."""
     if options.log == "none":
         return None
     try:

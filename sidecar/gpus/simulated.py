@@ -29,6 +29,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.files.units import GIB
+from gateway.shared.process_start import born
 from sidecar.core.gpus import GPU, GPUError, Selection, chosen
 
 _CLAIM = re.compile(r"GPU-(?P<index>[0-9]+)\.(?P<pid>[0-9]+)\.(?P<start>[0-9]+)")
@@ -151,22 +152,12 @@ def _claims(folder: Path) -> Iterator[HeldMemory]:
         size = _bytes(folder, name) if match else None
         if match and size is not None:
             pid = int(match["pid"])
-            yield HeldMemory(name, int(match["index"]), pid, size, _started(pid) == int(match["start"]))
+            yield HeldMemory(name, int(match["index"]), pid, size, born(pid) == int(match["start"]))
 
 
 def _own(index: int) -> str:
     """Name of this process's file."""
-    return f"GPU-{index}.{os.getpid()}.{_started(os.getpid())}"
-
-
-def _started(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot; None for one that has ended, also if it is not reaped, or
-    that /proc hides from us."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return f"GPU-{index}.{os.getpid()}.{born(os.getpid())}"
 
 
 def _text(folder: Path, name: str) -> str | None:

@@ -210,7 +210,7 @@ class VllmEngine:
             await self._patiently(self._api.alive)
 
     async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """What `ask`, which is told its seconds, finds out. Raises ApiError.
+        """Return the answer to `ask`, which is told its seconds. Raises ApiError.
 
         An engine whose processes compute meanwhile has STEP_WITHIN seconds: a kernel may be compiled, or a CPU may read
         a long prompt, in one step.

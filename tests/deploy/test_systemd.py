@@ -55,7 +55,7 @@ def test_keys_can_be_kept_for_its_user(unit: Path) -> None:
 
 
 def test_a_gateway_has_the_user_of_its_machines_sidecar() -> None:
-    """Whose engines' sockets are in a folder that no other user may enter."""
+    """Engines' sockets are in a folder that no other user may enter."""
     assert {tuple(re.findall(r"^(?:User|Group)=(\S+)$", unit.read_text(), re.MULTILINE)) for unit in UNITS} == {
         ("weir", "weir")
     }

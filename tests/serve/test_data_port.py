@@ -14,7 +14,6 @@ import pytest
 
 from gateway.decider.loading import Configuration
 from gateway.decider.relays.session import RelaySession
-from gateway.decider.relays.totals import born
 from gateway.frames.messages import VERSION, AllHeld, RelayCounts
 from gateway.serve.data_port import MachinePort
 from gateway.serve.processes.deciding import DeciderProcess
@@ -22,6 +21,7 @@ from gateway.serve.processes.place import Beats
 from gateway.serve.starting import Options
 from gateway.serve.upgrade.receiver import InheritedSockets, Predecessor
 from gateway.serve.upgrade.rendezvous import Offer
+from gateway.shared.process_start import born
 from tests.cluster.test_port import place_in
 from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import hello

@@ -394,7 +394,7 @@ def test_a_gateway_whose_decider_was_killed_is_taken_over_once_the_next_is_there
 def test_a_gateway_whose_decider_is_killed_before_it_is_told_to_stop_is_not_doubled(
     path: Path, another: bool, pid: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parent starts another, so the two would grant the same engines."""
+    """The parent starts another decider, so the two gateways would grant the same engines."""
     monkeypatch.setattr(receiver, "ANOTHER_WITHIN", 0.3)
 
     def decider(listening: socket.socket) -> None:
@@ -490,7 +490,7 @@ def test_a_folder_that_others_may_use_is_no_rendezvous(tmp_path: Path) -> None:
 def test_a_signal_to_be_taken_over_ends_no_gateway_that_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it does where nobody has heard it is to end the process at once, with all that streams."""
+    """SIGUSR2 without a handler ends the process at once, with all that streams."""
     (tmp_path / "open").mkdir(mode=0o755)
 
     async def scenario() -> None:

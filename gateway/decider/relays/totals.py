@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -133,17 +132,6 @@ def added_up(*counts: Mapping[Name, int]) -> dict[Name, int]:
         for name, count in each.items():
             totals[name] = totals.get(name, 0) + count
     return totals
-
-
-def born(pid: int) -> int:
-    """When this process began, in the kernel's ticks, which tells it from a later one of the same id; 0: it has ended,
-    or this system does not say. By Linux's proc(5)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    fields = text.rpartition(b")")[2].split()  # the name before it may hold anything
-    return 0 if fields[0] == b"Z" else int(fields[19])
 
 
 def lives(pid: int) -> bool:

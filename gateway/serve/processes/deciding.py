@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 
 from gateway.decider.checkpoint import Checkpoints
-from gateway.decider.relays.totals import LeftRelay, born
+from gateway.decider.relays.totals import LeftRelay
 from gateway.relay.wire.server import bound_sockets
 from gateway.serve.processes.place import Beats, Place
 from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.receiver import InheritedSockets
 from gateway.shared.control.http1 import bound_to
+from gateway.shared.process_start import born
 
 JOINED_WITHIN = 30.0  # seconds for the relays to be there at the first start
 

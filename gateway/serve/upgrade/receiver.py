@@ -12,12 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.decider.relays.totals import born, lives
+from gateway.decider.relays.totals import lives
 from gateway.frames.messages import VERSION
 from gateway.serve.starting import StartError
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer, Ready, line_of, peer_of, rendezvous_path
 from gateway.shared.addresses import split_address
 from gateway.shared.lines import say
+from gateway.shared.process_start import born
 
 LATER = 2**20  # epochs: the one that runs may start processes of its own meanwhile
 OFFERED_WITHIN = 10.0  # seconds
