@@ -350,12 +350,12 @@ def test_a_child_that_floods_costs_neither_memory_nor_the_loop(tmp_path: Path) -
 
 HIDDEN = """
 import os
-from sidecar.gpus import simulated
+from gateway.shared.process_start import born
 from sidecar.process import process_family
 os.setgroups([])
 for become in os.setresgid, os.setresuid:
     become(*[2**31 - 7] * 3)  # nobody has this number, and so no process that would be seen
-print(process_family.look(1), process_family.everyone(), process_family.orphans("x"), simulated._started(1))
+print(process_family.look(1), process_family.everyone(), process_family.orphans("x"), born(1))
 """
 
 
@@ -370,4 +370,4 @@ def test_other_users_processes_may_be_hidden() -> None:
         pytest.skip("no unshare on this machine")
     if done.returncode == 9 or "unshare failed" in done.stderr:
         pytest.skip("this user may not mount /proc")
-    assert (done.stdout, done.stderr) == ("None [] [] None\n", "")
+    assert (done.stdout, done.stderr) == ("None [] [] 0\n", "")
