@@ -404,8 +404,8 @@ def test_a_gateway_whose_decider_is_killed_before_it_is_told_to_stop_is_not_doub
             offer = Offer(VERSION, data=1, pids={1: pid})
             socket.send_fds(connection, [line_of(offer)], [one.fileno(), two.fileno()])
             connection.recv(4096)
-        if not another:
-            listening.close()
+            if not another:
+                listening.close()
 
     async def main() -> HandOffPayload:
         sockets = await taken_from(path)
