@@ -124,3 +124,9 @@ def returned(before: int, after: int, claim: int, share: float = SHARE) -> bool:
     The difference is signed: a neighbour that grew meanwhile makes it negative: not back, and no huge number.
     """
     return claim == 0 or before - after >= share * claim
+
+
+def taken(before: GPU, now: GPU) -> int:
+    """Bytes that processes have come to hold since the reading `before`, by NVML's word; 0 where it tells none. By
+    totals a neighbour that grows meanwhile looks like memory that has not come back."""
+    return sum(max(0, held - before.processes.get(pid, 0)) for pid, held in now.processes.items())

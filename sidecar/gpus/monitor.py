@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from gateway.shared.threads import begin_in_thread
-from sidecar.core.gpus import GPU, GPUError, GPUs, Unselectable, returned
+from sidecar.core.gpus import GPU, GPUError, GPUs, Unselectable, returned, taken
 
 NOT_BACK = "the memory of an engine that was there has not come back"
 
@@ -162,8 +162,5 @@ class GpuMonitor:
 
 
 def _is_back(before: GPU, now: GPU, size: int) -> bool:
-    """Whether `size` bytes that an engine held at the reading `before` are free again. By totals a neighbour that grows
-    meanwhile looks like that engine, so what processes have come to hold since is left out; where NVML tells
-    none, all counts."""
-    grown = sum(max(0, held - before.processes.get(pid, 0)) for pid, held in now.processes.items())
-    return returned(before.used, now.used - grown, size)
+    """Whether `size` bytes that an engine held at the reading `before` are free again."""
+    return returned(before.used, now.used - taken(before, now), size)

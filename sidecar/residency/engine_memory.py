@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.engine_records import DiskHangs, EngineFacts, EngineFailed, Unusable
-from sidecar.core.gpus import GPU
+from sidecar.core.gpus import GPU, SHARE, taken
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import AGAIN, MOST_BEYOND, FailedStart, Lesson, Measured, learn, lower_share, measurement
 from sidecar.core.lifecycle import START, WAKE
@@ -165,6 +165,19 @@ def held(machine: Machine, model: ModelState, gpus: Sequence[GPU], *, alive: boo
     return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
 
 
+def awaited(machine: Machine, model: ModelState, gpus: Sequence[GPU]) -> dict[int, int]:
+    """Bytes by GPU by which its use is to fall once a model's engine has ended. None where its neighbours hold nearly
+    all that is used: an engine that ended by itself has given its own back already. Less by what they take meanwhile,
+    where NVML lists no process."""
+    beside = [each for each in machine.models.values() if each is not model]
+    theirs = [held(machine, each, gpus, alive=True) for each in beside if each.name in machine.running]
+    left = {gpu.index: gpu.used - sum(each.get(gpu.index, 0) for each in theirs) for gpu in gpus}
+    blind = [gpu.index for gpu in gpus if not gpu.processes]
+    coming = {index: sum(unseen(machine, each) for each in beside if index in each.gpus) for index in blind}
+    own = held(machine, model, gpus)
+    return {i: max(0, size - coming.get(i, 0)) if SHARE * size <= left[i] else 0 for i, size in own.items()}
+
+
 def unseen(machine: Machine, model: ModelState) -> int:
     """Bytes that a model is taking and NVML does not show yet, on the GPU where that is most."""
     if model.lifecycle.pending not in (START, WAKE):
@@ -230,8 +243,9 @@ def residue(
     now = {gpu.index: gpu for gpu in gpus if gpu.readable}
     found = seen(machine, model, machine.running[model.name], gpus)
     if not any(found.values()):
-        used = {gpu.index: gpu.used for gpu in before}
-        found = {i: min(size, max(0, size - used[i] + now[i].used)) for i, size in held.items() if i in now}
+        then = {gpu.index: gpu for gpu in before}
+        kept = {i: size - then[i].used + now[i].used - taken(then[i], now[i]) for i, size in held.items() if i in now}
+        found = {i: min(held[i], max(0, size)) for i, size in kept.items()}
     return {index: found[index] if index in now else size for index, size in held.items()}
 
 

@@ -225,7 +225,7 @@ async def _processes_ended(machine: Machine, model: ModelState) -> bool:
     if engine is None:
         return True
     before = await machine.monitor.look()
-    held = memory.held(machine, model, before)
+    held = memory.awaited(machine, model, before)
     try:
         await engine.stop()
     except EngineFailed as error:

@@ -653,7 +653,7 @@ async def test_memory_that_does_not_come_back_puts_the_gpu_in_quarantine_until_i
         assert made.manager.gpus()[0].refused == ""
 
 
-@pytest.mark.parametrize("listing", ["own", "host"])
+@pytest.mark.parametrize("listing", ["own", "host", "none"])
 def test_a_neighbour_that_starts_meanwhile_puts_no_gpu_in_quarantine(
     listing: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -674,6 +674,24 @@ def test_a_neighbour_that_starts_meanwhile_puts_no_gpu_in_quarantine(
             assert made.manager.gpus()[0].refused == ""
             await made.until("b", "running")
             assert [(await made.gateways[0].call(name, 0.5)).ending for name in "ca"] == ["served"] * 2
+
+    vtime.run(run())
+
+
+@pytest.mark.parametrize("kept", [0.0, 20.0])
+@pytest.mark.parametrize("listing", ["host", "none"])
+def test_in_a_container_what_neighbours_hold_is_not_waited_for_as_an_engine_dies(listing: Listing, kept: float) -> None:
+    async def run() -> None:
+        async with site("abc", 80 * GIB) as made:
+            made.machine.listing = listing
+            await used(made, "a", "b")
+            made.machine.faults.kept = kept
+            made.engines.all["a"].kill()
+            await asyncio.sleep(7.0)
+            made.machine.faults.kept = 0.0
+            assert bool(made.manager.gpus()[0].refused) is (kept > 0)
+            await asyncio.sleep(kept)
+            assert (await made.gateways[0].call("c", 0.5)).ending == "served"
 
     vtime.run(run())
 

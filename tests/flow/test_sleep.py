@@ -301,6 +301,19 @@ async def test_models_take_turns_wherever_the_pids_are_from(listing: Listing) ->
 
 
 @virtual
+async def test_what_others_take_as_an_engine_falls_asleep_in_a_container_is_not_taken_for_its_own() -> None:
+    """As one that is late to wake does, whose KV cache comes last."""
+    async with site({"a": MODEL}, 80 * GIB, listing="host") as made:
+        await used(made, "a")
+        made.manager.orders.give("a", "sleep")
+        await asyncio.sleep(0.5)
+        made.machine.others_take(1, 0, 20 * GIB)
+        await made.until("a", "sleeping", 20.0)
+        assert counted(made, "failed") == {}
+        made.machine.others_take(1, 0, 0)
+
+
+@virtual
 async def test_an_engine_that_is_taken_over_in_a_container_does_not_sleep_by_its_word_alone() -> None:
     async with site(three(), listing="host") as made:
         await used(made, "a")
