@@ -71,7 +71,7 @@ from gateway.shared.lines import LineWriter, say, standard_error
 from gateway.shared.notice import Notice
 from gateway.shared.operator_log import as_text, plain
 from gateway.shared.service_manager import ServiceManager
-from gateway.shared.tasks import lasting
+from gateway.shared.tasks import cancel, lasting
 from gateway.shared.tokens import Tokens
 from gateway.shared.watched_file import WatchedFile
 
@@ -187,7 +187,8 @@ async def serve(
         control = ControlPort(app, options.control, watchers, control_context)
         stack.push_async_callback(control.aclose)
         await _listen(options, gateway, port, control, context, sockets, place)
-        sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_tokens, stack)
+        tokens = configuration.sidecar_tokens
+        sidecar = await _own_sidecar(options, gateway, control.address, tokens, signals.first, stack)
         stack.callback(lasting("the history", partial(gateway.observer.run, port.count)).cancel)
         freeze()
         if place is None or not place.told:
@@ -303,12 +304,17 @@ def _running(
 
 
 async def _own_sidecar(
-    options: Options, gateway: Gateway, control: str, tokens: Tokens, stack: AsyncExitStack
+    options: Options,
+    gateway: Gateway,
+    control: str,
+    tokens: Tokens,
+    ended: asyncio.Event,
+    stack: AsyncExitStack,
 ) -> SidecarProcess | None:
-    """Start the sidecar that this process runs, if any. Back when it has reported, so its models can be asked for if
-    they can be had at all: all may be off, or their GPUs be unreadable. Raises StartError."""
+    """Start the sidecar that this process runs, if any, unless it is `ended` before. Raises StartError."""
     # A sidecar writes to the same standard error, so its lines get the same format.
     log_format = () if options.log_format is None else ("--log-format", options.log_format)
+    begun, told = None, asyncio.ensure_future(ended.wait())
     try:
         if options.sidecar is not None:
             flags = ("--gateway", reachable(control), *log_format)
@@ -318,16 +324,28 @@ async def _own_sidecar(
         else:
             return None
         stack.push_async_callback(sidecar.stop)
-        await sidecar.start()
-        async with asyncio.timeout(READY_WITHIN):
-            while not gateway.dispatch.sidecars.sidecars:  # noqa: ASYNC110 # once, at the start
-                await asyncio.sleep(POLL)
+        begun = asyncio.ensure_future(_reported(sidecar, gateway))
+        await asyncio.wait((begun, told), return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            return None
+        await begun
         return sidecar
     except TimeoutError:
         message = f"the sidecar of {sidecar.config} has not reported to {control} within {READY_WITHIN:g} s"
         raise StartError(f"{message}: is its token_file that of the policy's fleet.sidecars?") from None
     except (RuntimeError, ValueError) as error:
         raise StartError(str(error)) from error
+    finally:
+        await cancel(begun, told)
+
+
+async def _reported(sidecar: SidecarProcess, gateway: Gateway) -> None:
+    """Start a sidecar. Back when it has reported, so its models can be asked for if they can be had at all: all may be
+    off, or their GPUs be unreadable."""
+    await sidecar.start()
+    async with asyncio.timeout(READY_WITHIN):
+        while not gateway.dispatch.sidecars.sidecars:  # noqa: ASYNC110 # once, at the start
+            await asyncio.sleep(POLL)
 
 
 async def _listening(flag: str, start: Awaitable[None]) -> None:

@@ -148,6 +148,20 @@ def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
     assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
 
 
+def test_a_gateway_that_is_told_to_end_waits_for_no_report(machine: Path) -> None:
+    """Of a sidecar that reads its files for long, or has another token."""
+    (machine / "other.token").write_text("0123456789abcdef0123")
+    (machine / "other.token").chmod(0o600)
+    policy = machine / "policy.yaml"
+    policy.write_text(policy.read_text().replace("sidecars: {}", "sidecars: {token_file: other.token}"))
+    with serve(machine) as gateway:
+        assert until(lambda: of(machine) != [], 60.0) is not None
+        gateway.signal(signal.SIGTERM)
+        assert until(lambda: not gateway.alive, 60.0) is not None
+        assert "has not reported to" not in gateway.output()
+    assert until(lambda: of(machine) == [], 60.0) is not None, of(machine)
+
+
 def test_a_file_with_mistakes_ends_it_with_the_reason(machine: Path) -> None:
     (machine / "sidecar.yaml").write_text("version: 1\nmodels: {a: {model_path: /m, tensor: 2}}\n")
     with serve(machine) as gateway:
