@@ -77,7 +77,7 @@ export async function connect() {
     if (!answer.ok) throw new Error(path + " answered " + answer.status);
     told("live", "");
     pause = 1000;
-    for await (const [name, data] of eventsOf(answer)) take(name, data);
+    for await (const [name, data] of eventsOf(answer)) if (open === mine) take(name, data);  // not what an older stream has left
     throw new Error("the gateway has ended the stream");
   } catch (problem) {
     if (mine.signal.aborted) return;
