@@ -116,6 +116,16 @@ def test_an_engine_goes_on_with_what_was_learned_of_it() -> None:
     assert after.ledger.held == 0
 
 
+def test_a_drain_that_was_lifted_where_another_machine_led_does_not_come_back() -> None:
+    leads, led = engine(), engine()
+    led.drained = led.draining = True
+    led.restore(leads.checkpoint(BEFORE, 0), BEFORE, prefixes=False)
+    assert (led.drained, led.draining) == (False, False)
+    led.draining = True  # as its sidecar puts it to sleep
+    led.restore(leads.checkpoint(BEFORE, 0), BEFORE, prefixes=False)
+    assert led.draining
+
+
 def test_slots_that_the_policy_gives_are_not_replaced() -> None:
     after = engine(slots=4)
     after.restore(engine().checkpoint(BEFORE, 0), AFTER, prefixes=True)

@@ -321,7 +321,8 @@ class Engine:
         self.speed.restore(saved)
         self.adaptation.restore(saved)
         self.breaker.restore(saved.breaker, then)
+        by_others = self.leaving or (self.draining and not self.drained)  # a drain of when we led may be lifted since
         self.drained = saved.drained
-        self.draining = self.draining or saved.drained
+        self.draining = saved.drained or by_others
         if prefixes:
             self.cache.restore(saved.prefixes, then)
