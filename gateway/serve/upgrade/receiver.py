@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 import time
@@ -214,8 +213,8 @@ async def _goes_on(taken: Predecessor) -> bool:
     until = time.monotonic() + ANOTHER_WITHIN
     while taken.relays and time.monotonic() < until:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-            asked.setblocking(False)
-            if asked.connect_ex(str(taken.path)) in (0, errno.EAGAIN):
+            asked.setblocking(False)  # whoever is killed may listen for a moment after its connection has ended
+            if asked.connect_ex(str(taken.path)) == 0 and peer_of(asked)[0] != taken.pid:
                 return True
         await asyncio.sleep(NEXT_WITHIN / 10)
     return False
