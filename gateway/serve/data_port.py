@@ -21,7 +21,7 @@ from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, processes_of, relays_of, tell_policy
 from gateway.serve.processes.deciding import JOINED_WITHIN, DeciderProcess
-from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
+from gateway.serve.processes.place import CLOSING, HANDED, OFFERED, READY, TAKE
 from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import OTHER_CLUSTER, ApplyError, Options, StartError
 from gateway.serve.upgrade.outgoing import OutgoingCalls
@@ -181,8 +181,13 @@ class MachinePort:
         """Return the offer to a successor, and the descriptors of the listening sockets."""
         if self.picker is not None:
             return Offer(refused=NOT_GIVEN), []
-        process = self._process
-        data = self._gateway.server.sockets() if process is None else [each.fileno() for each in process.place.data]
+        process, server = self._process, self._gateway.server
+        if process is None:
+            data = server.sockets()
+            server.give_paths()
+        else:
+            data = [each.fileno() for each in process.place.data]
+            process.beats.tell(OFFERED)
         offer = Offer(VERSION, self._epoch, self._highest, len(data), self._inherited.owner, pids=self._holders())
         return offer, data
 
@@ -213,6 +218,7 @@ class MachinePort:
         hub, process = self._hub, self._process
         if process is not None and not gently:
             process.beats.tell(CLOSING)
+            process.place.stop_listening()
         relays: Coroutine[None, None, object] = hub.empty.wait() if gently else hub.drain(within)
         own = self._gateway.server.drain(within, gently=gently)
         # The one that has clients begins at once: see gateway/serve/ending.py.

@@ -131,6 +131,19 @@ def test_an_address_at_which_nobody_can_listen_is_found_before_the_gateway_befor
     asyncio.run(scenario())
 
 
+def test_a_member_that_drains_leaves_no_socket_open_from_which_nobody_accepts(tmp_path: Path) -> None:
+    certificate(tmp_path)
+
+    async def scenario() -> None:
+        async with port_of(tmp_path, configuration(free_port(), tmp_path)) as (port, _):
+            where = port._place.data[0].getsockname()
+            await port.drain(0.0)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(where)
+
+    asyncio.run(scenario())
+
+
 def test_whoever_begins_no_handshake_is_sent_away_as_soon_as_one_who_shows_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

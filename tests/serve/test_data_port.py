@@ -55,6 +55,25 @@ def test_relays_that_leave_a_decider_that_can_keep_nothing_are_gone_all_the_same
     assert "if this decider dies, the next one does not know them" in capsys.readouterr().err
 
 
+def test_a_decider_that_drains_leaves_no_socket_open_from_which_nobody_accepts(tmp_path: Path) -> None:
+    """Who connects would wait until the last stream has ended, and be reset."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            gateway = await stack.enter_async_context(gateway_over([]))
+            place = place_in(tmp_path, stack)
+            where = place.data[0].getsockname()
+            process = DeciderProcess(place, Beats(place.beats, lambda: None))
+            port = MachinePort(gateway, Options(announce=lambda _: None), Configuration(), InheritedSockets(), process)
+            stack.push_async_callback(port.aclose)
+            await port.drain(0.0)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(where)
+            assert port.offer()[0].data == 0, "who takes over now opens its own"
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says when a process began")
 def test_nobody_waits_for_a_program_that_has_the_pid_of_a_relay_of_the_gateway_before(tmp_path: Path) -> None:
     """Calls would wait for what it holds, for as long as it lives."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.serve.processes.place import ALIVE, TAKE
+from gateway.serve.processes.place import ALIVE, OFFERED, READY, TAKE
 from loadtest.processes import Child, until
 
 pytestmark = pytest.mark.slow  # every one starts processes
@@ -92,11 +92,13 @@ os.fork = fork
 bound = socket.create_server(("127.0.0.1", 0))
 tell("port", bound.getsockname()[1])
 control = socket.create_server(("127.0.0.1", 0))
+path = socket.socket(socket.AF_UNIX)
+path.bind(str(folder / "data"))
 inherited = InheritedSockets()
 if (folder / "before").exists():
     inherited.taken = Predecessor(socket.socket(socket.AF_UNIX), os.getppid(), Offer())
     inherited.taken.connection.connect(str(folder / "before"))
-sys.exit(Parent(2, [bound], control, body, tell, inherited, NextGateway(folder / "nobody", tell)).run())
+sys.exit(Parent(2, [bound, path], control, body, tell, inherited, NextGateway(folder / "nobody", tell)).run())
 """
 NAMES = ("decider-0", "relay-1", "relay-2")
 WITHIN = 240.0  # seconds for whatever is waited for: of a busy core an idle process gets milliseconds in ten seconds
@@ -230,6 +232,26 @@ def test_one_that_cannot_start_ends_all_with_its_status(tmp_path: Path) -> None:
     family = Family(tmp_path)
     assert family.child.process.wait(WITHIN) == 2
     assert not family.child.group()
+
+
+def test_one_that_gives_up_leaves_the_path_to_the_gateway_that_it_was_to_take_over(tmp_path: Path) -> None:
+    (tmp_path / "decider-0-cannot").touch()
+    with taking_over(tmp_path) as (family, _):
+        assert family.child.process.wait(WITHIN) == 2
+        assert (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("signs", "stays"), [(READY, False), (READY + OFFERED, True)])
+def test_the_path_stays_for_another_that_may_serve_with_the_socket(tmp_path: Path, signs: bytes, stays: bool) -> None:
+    (tmp_path / "decider-0-begins-with").write_bytes(signs)
+    family = Family(tmp_path)
+    try:
+        assert all(family.said(f"{name} has begun") for name in NAMES), family.child.output()
+        family.child.process.send_signal(signal.SIGTERM)
+        assert family.child.process.wait(WITHIN) == 0
+        assert (tmp_path / "data").exists() is stays
+    finally:
+        family.child.kill()
 
 
 def test_one_that_is_killed_before_it_serves_is_replaced_where_nobody_else_is_left(tmp_path: Path) -> None:

@@ -108,10 +108,14 @@ class Server:
         """The file descriptors of the listening sockets."""
         return [each.fileno() for listener in self._listeners for each in listener.sockets]
 
+    def give_paths(self) -> None:
+        """Leave the paths of unix sockets to another process, which has the sockets."""
+        self._unix_paths.clear()
+
     def stop_accepting(self, *, given: bool = False) -> None:
         """Close the listeners; connections stay. `given`: another process has the sockets, and their paths."""
         if given:
-            self._unix_paths.clear()
+            self.give_paths()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()

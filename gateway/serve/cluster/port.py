@@ -34,7 +34,7 @@ from gateway.serve.cluster.relay_proxies import RelayProxies, RelayProxy
 from gateway.serve.cluster.store import CheckpointStore, Machines, MemberRecord, Store, control_url, members_of, opened
 from gateway.serve.hub_of import calls_of, processes_of
 from gateway.serve.processes.deciding import DeciderProcess
-from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKE
+from gateway.serve.processes.place import CLOSING, HANDED, OFFERED, READY, TAKE
 from gateway.serve.starting import OTHER_CLUSTER, ApplyError, Options, StartError
 from gateway.serve.upgrade.receiver import Predecessor, receive_payload, same_member
 from gateway.serve.upgrade.rendezvous import HandOffPayload, Offer
@@ -197,6 +197,7 @@ class ClusterPort:
         relays, owner = place.inherited.relays + place.relays, place.inherited.owner
         life = self.membership.life
         offer = Offer(VERSION, place.epoch, relays, len(place.data), owner, pids=pids, member=self._member, life=life)
+        self._beats.tell(OFFERED)
         return offer, [each.fileno() for each in place.data]
 
     def hand_over(self, within: float, decider: str) -> HandOffPayload:
@@ -221,6 +222,7 @@ class ClusterPort:
                 await asyncio.sleep(TICK)
             return
         self._beats.tell(CLOSING)
+        self._place.stop_listening()
         self._draining = True
         self._relays.drain(within)
         while self._relays.all or self._relays.living():  # noqa: ASYNC110 # once, at the end

@@ -25,7 +25,19 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.relay.wire.seat_board import seat_board
-from gateway.serve.processes.place import ALIVE, CLOSING, END, HANDED, READY, TAKE, TOLD, Place, Role, die_with
+from gateway.serve.processes.place import (
+    ALIVE,
+    CLOSING,
+    END,
+    HANDED,
+    OFFERED,
+    READY,
+    TAKE,
+    TOLD,
+    Place,
+    Role,
+    die_with,
+)
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
 from gateway.shared.service_manager import ServiceManager
@@ -103,7 +115,7 @@ class Parent:
         self._successor = successor
         self._epoch = self._inherited.epoch
         self._begun: set[tuple[Role, int]] = set()  # those that were started once
-        self._handed = False  # another gateway has the sockets
+        self._handed = self._offered = False  # another gateway has the sockets; it has, or had, copies of them
         self._taken = False  # the gateway before stops: nobody else is left to serve
         self._ready: set[tuple[Role, int]] = set()  # those that have served once
         self._told = False  # a decider has told the operator where the gateway listens
@@ -111,8 +123,7 @@ class Parent:
         self._asked = 0  # those of them that the decider was told of
         self._answered = 0  # those of them that a hand-over has answered: this gateway ends by it
         self._hangup = self._upgrade = False
-        self._ends_by = 0.0
-        self._status = 0
+        self._ends_by, self._status = 0.0, 0
         self._manager = ServiceManager()
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -245,7 +256,7 @@ class Parent:
                 if child.place.role == "decider":
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
             takes = takes or TAKE in signs
-            self._told = self._told or TOLD in signs
+            self._told, self._offered = self._told or TOLD in signs, self._offered or OFFERED in signs
             if CLOSING in signs and self._terms:
                 self._close()
             if HANDED in signs:
@@ -257,8 +268,9 @@ class Parent:
         return takes
 
     def _close(self) -> None:
-        """No connection is taken any more."""
-        _close(self._data, owned=self._inherited.owner and not self._handed)
+        """No connection is taken any more. The paths stay for a gateway that has, or that gave, these sockets."""
+        gave = self._inherited.taken is not None and ("decider", 0) not in self._ready
+        _close(self._data, owned=self._inherited.owner and not (gave or self._offered))
         self._data = []
 
     def _reap(self) -> None:

@@ -24,8 +24,9 @@ BEAT = 0.2  # seconds between two signs of life
 # From the parent: end as SIGTERM says, where it has come to the parent; a second one hurries.
 END = b"e"
 # From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets; it can serve, so the
-# gateway before may be told to stop; the operator has been told where it listens.
-ALIVE, READY, CLOSING, HANDED, TAKE, TOLD = b".", b"r", b"c", b"h", b"t", b"s"
+# gateway before may be told to stop; the operator has been told where it listens; another gateway is given the sockets,
+# and may serve with them.
+ALIVE, READY, CLOSING, HANDED, TAKE, TOLD, OFFERED = b".", b"r", b"c", b"h", b"t", b"s", b"o"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Role = Literal["decider", "relay"]
@@ -69,6 +70,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def own_seats(self) -> RelaySeats | None:
         """The board, as this relay has it."""
         return None if self.seats is None else RelaySeats(self.seats, self.number - self.inherited.relays - 1)
+
+    def stop_listening(self) -> None:
+        """Close this process's data port: a socket that one process has open still takes connections."""
+        for each in self.data:
+            each.close()
+        self.data.clear()
 
     def complete(self, configuration: Configuration) -> Configuration:
         """The configuration with a secret for cache salts that outlives this process."""
