@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import uvloop
 
-from gateway.frames.codec import FrameWriter
+from gateway.frames.codec import FrameWriter, from_decider
+from gateway.frames.messages import DrainOrder
 from gateway.serve.cluster import relay_proxies
 from gateway.serve.cluster.relay_proxies import RelayProxies
 from tests.over_frames import NOTHING, hello
@@ -35,6 +36,28 @@ def test_a_relay_that_has_left_is_counted_without_its_connections() -> None:
             await relays.count()  # nobody is left to be asked
         (left,) = relays.totals.all()
         assert (left.ended, left.connections, left.body_bytes) == (3, 0, 0)
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("order", [DrainOrder(5.0), DrainOrder(5.0, True, "another")])
+def test_a_relay_that_comes_after_an_order_is_told_it_too(order: DrainOrder) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        relays = RelayProxies(loop.time, lambda _: None, lambda: None, lambda _: None)
+        relays.hand_over(order.within, order.decider) if order.decider else relays.drain(order.within)
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            await loop.connect_accepted_socket(relays.channel, theirs)
+            writer = FrameWriter()
+            writer.add(hello())
+            await loop.sock_sendall(ours, writer.take())
+            async with asyncio.timeout(5):
+                (messages,) = from_decider().feed(await loop.sock_recv(ours, 4096))
+            assert messages == [order]
+            relays.reconnect()
+            await asyncio.sleep(0.01)
 
     uvloop.run(main())
 

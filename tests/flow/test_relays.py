@@ -311,6 +311,24 @@ def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_h
     run(body)
 
 
+def test_a_relay_that_comes_after_the_hand_over_is_told_of_it_too() -> None:
+    """It had just been started: it would accept beside the successor's, and be granted the same engines here."""
+
+    async def body(made: Setting) -> None:
+        old = made.hub
+        old.hand_over(5.0, "another")
+        async with gateway_over(ENGINES) as gateway:
+            hubs = [old, hub_of(gateway, 2)]
+            link = link_to(lambda: hubs.pop(0) if hubs[1:] else hubs[0], 1, made.lines, lambda: False)
+            made.links.append(link)
+            link.start()
+            await until(lambda: hubs[-1].sessions)
+            await asyncio.wait_for(old.empty.wait(), 5)
+            await hubs[-1].aclose()
+
+    run(body)
+
+
 def test_nothing_is_granted_while_a_relay_that_lives_has_not_told_what_it_holds() -> None:
     async def body(made: Setting) -> None:
         decider = await made.relay(1)

@@ -29,6 +29,7 @@ from gateway.core.money.tariff import MICRO
 from gateway.core.policy.file import decode
 from gateway.decider.loading import Configuration
 from gateway.frames.messages import VERSION
+from gateway.relay.wire.server import Server
 from gateway.serve import ending as endings
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import MachinePort
@@ -178,12 +179,17 @@ def test_a_gateway_that_is_told_to_end_in_the_middle_of_it_hands_over_all_the_sa
     """Nobody else would serve: the successor waits for its word, and gives up while the last streams end here."""
     monkeypatch.setattr(receiver, "GIVEN_WITHIN", 5.0)
 
+    servers, data = list[Server](), path.parents[1] / "data"
+
     async def lasts(within: float, *, gently: bool = False) -> None:
+        servers[0].stop_accepting(given=gently)
         await asyncio.sleep(3600 if within and not gently else 0)
 
     async def scenario() -> None:
         async with side() as old, AsyncExitStack() as stack:
             made: Any = old
+            servers.append(old.gateway.server)
+            await servers[0].listen(f"unix:{data}")
             await old.control.start()
             signals = ProcessSignals(asyncio.get_running_loop(), child=True)
             stack.callback(signals.close)
@@ -198,9 +204,40 @@ def test_a_gateway_that_is_told_to_end_in_the_middle_of_it_hands_over_all_the_sa
             await until(lambda: old.gateway.dispatch.draining)
             async with side(sockets) as new:
                 await new.port.take_over(sockets.taken)
+                assert data.exists(), "clients find it by its path"
                 assert (new.engine.ledger.held, new.engine.ledger.in_flight) == (old.engine.ledger.held, 1)
                 await call.end()
                 await until(lambda: new.engine.ledger.held == 0)
+                await ending
+                await old.port.aclose()
+
+    run(scenario)
+
+
+def test_what_waits_is_not_refused_by_one_that_is_taken_over_in_its_grace(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "GIVEN_WITHIN", 5.0)
+
+    async def scenario() -> None:
+        async with side(policy="timeouts: {drain_grace: 1h}\n") as old, AsyncExitStack() as stack:
+            made: Any = old
+            await old.control.start()
+            signals = ProcessSignals(asyncio.get_running_loop(), child=True)
+            stack.callback(signals.close)
+            sender = listen_for_successor(path, old.port, old.control, stack, None)
+            ending = asyncio.create_task(end(old.gateway, old.port, old.control, signals, sender, ServiceManager({})))
+            calls = [Asking(made, made.gateway.decider, str(number)) for number in range(3)]
+            await until(lambda: old.gateway.dispatch.estimates.waiting("m") == 1)
+            signals.end()
+            await until(lambda: old.gateway.dispatch.leaving)
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            async with side(sockets) as new:
+                await new.port.take_over(sockets.taken)
+                for call in calls:
+                    await call.granted.wait()
+                    await call.end()
                 await ending
                 await old.port.aclose()
 
@@ -387,12 +424,17 @@ def test_a_gateway_whose_decider_was_killed_is_taken_over_once_the_next_is_there
 
 
 @pytest.mark.parametrize(
-    ("another", "pid", "goes_on"),
-    [(True, os.getpid(), True), (False, os.getpid(), False), (False, 0, False)],
-    ids=["another decider is there", "it had stopped", "all of it has ended"],
+    ("listens", "another", "pid", "goes_on"),
+    [
+        (True, True, os.getpid(), True),
+        (True, False, os.getpid(), False),
+        (False, False, os.getpid(), False),
+        (False, False, 0, False),
+    ],
+    ids=["another decider is there", "its end takes a moment", "it had stopped", "all of it has ended"],
 )
 def test_a_gateway_whose_decider_is_killed_before_it_is_told_to_stop_is_not_doubled(
-    path: Path, another: bool, pid: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    path: Path, listens: bool, another: bool, pid: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parent starts another decider, so the two gateways would grant the same engines."""
     monkeypatch.setattr(receiver, "ANOTHER_WITHIN", 0.3)
@@ -404,13 +446,14 @@ def test_a_gateway_whose_decider_is_killed_before_it_is_told_to_stop_is_not_doub
             offer = Offer(VERSION, data=1, pids={1: pid})
             socket.send_fds(connection, [line_of(offer)], [one.fileno(), two.fileno()])
             connection.recv(4096)
-            if not another:
+            if not listens:
                 listening.close()
 
     async def main() -> HandOffPayload:
         sockets = await taken_from(path)
         taken = sockets.taken
         assert taken is not None
+        taken.pid -= another  # who listens now is another process
         try:
             return await receive_payload(taken, partial(tell_ready, taken, ""))
         finally:

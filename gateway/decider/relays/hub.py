@@ -85,6 +85,7 @@ class RelayHub:
         self.orphans: dict[int, RelaySession] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._policy: frames.PolicyNews | None = None
+        self._order: frames.DrainOrder | None = None  # to all relays: one that was about to come is told, too
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -232,6 +233,8 @@ class RelayHub:
         if self._policy is not None:
             session.send(self._policy)
         self.tell_fleet(session)
+        if self._order is not None:
+            self._end(session, self._order)
 
     def tell_fleet(self, session: RelaySession) -> None:
         news = self._news()
@@ -277,16 +280,22 @@ class RelayHub:
 
     async def drain(self, within: float) -> None:
         """Have every relay finish what is under way, and end; back when none is left."""
-        for session in self.sessions:
-            session.send(frames.DrainOrder(within))
+        self._order_all(frames.DrainOrder(within))
         await self.empty.wait()
 
     def hand_over(self, within: float, decider: str) -> None:
         """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on, which
         this one then hears no more of; empty: go on asking this one."""
+        self._order_all(frames.DrainOrder(within, True, decider))
+
+    def _order_all(self, order: frames.DrainOrder) -> None:
+        self._order = order
         for session in list(self.sessions):
-            session.send(frames.DrainOrder(within, True, decider))
-            if decider and session.channel is not None:
-                session.channel.flush()
-                session.channel.deafen()
-                session.give_back()
+            self._end(session, order)
+
+    def _end(self, session: RelaySession, order: frames.DrainOrder) -> None:
+        session.send(order)
+        if order.decider and session.channel is not None:
+            session.channel.flush()
+            session.channel.deafen()
+            session.give_back()

@@ -117,7 +117,7 @@ class RelayProxies(msgspec.Struct, eq=False):
     all: dict[RelayProxy, None] = {}  # by age: the order of a set is by address
     totals: RelayTotals = msgspec.field(default_factory=lambda: RelayTotals(lives))
     pids: dict[int, int] = {}
-    _within: float | None = None  # they drain
+    _order: frames.DrainOrder | None = None  # to all: they drain
 
     def channel(self) -> Channel:
         """The protocol of a connection that a relay has opened."""
@@ -129,8 +129,8 @@ class RelayProxies(msgspec.Struct, eq=False):
         assert proxy.hello is not None  # noqa: S101 # see above
         self.pids[proxy.hello.relay] = proxy.hello.pid
         self._arrived(proxy)
-        if self._within is not None:
-            proxy.channel.send(frames.DrainOrder(self._within))
+        if self._order is not None:
+            proxy.channel.send(self._order)
 
     def left(self, proxy: RelayProxy) -> None:
         self.all.pop(proxy, None)
@@ -145,15 +145,16 @@ class RelayProxies(msgspec.Struct, eq=False):
 
     def drain(self, within: float) -> None:
         """Have every relay finish what is under way, and end."""
-        self._within = within
+        self._order = frames.DrainOrder(within)
         for proxy in self.all:
             if proxy.hello is not None:
-                proxy.channel.send(frames.DrainOrder(within))
+                proxy.channel.send(self._order)
 
     def hand_over(self, within: float, decider: str) -> None:
         """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on."""
+        self._order = frames.DrainOrder(within, True, decider)
         for proxy in self.all:
-            proxy.channel.send(frames.DrainOrder(within, True, decider))
+            proxy.channel.send(self._order)
             proxy.channel.flush()
 
     def living(self, others: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
