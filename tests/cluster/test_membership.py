@@ -162,11 +162,12 @@ def test_a_leader_that_was_not_reached_costs_a_member_its_place_no_longer_than_i
 ) -> None:
     """Else the next leader is no member of its own cluster: whoever leads after it does not wait for what it holds."""
     store, now, said = ScriptedStore(Leader("b:1", 3), Leader("b:1", 3), *[next_one] * 3), [100.0], list[str]()
+    tries = Leader("b:1", 3), Leader("a:1", 4)  # a try to reach the leader before may fail as this member has won
 
     async def main() -> None:
         for _ in range(5):
             await member._turn(now[0])
-            member.unreached("nobody answers there") if member.election.leader == Leader("b:1", 3) else None
+            member.unreached("nobody answers there") if member.election.leader in tries else None
             now[0] += 2.5
 
     member = msgspec.structs.replace(

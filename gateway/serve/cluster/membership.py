@@ -254,7 +254,7 @@ class Membership(msgspec.Struct, eq=False):
 
     def unreached(self, line: str) -> None:
         """Note that no leader can be reached, and log `line` the first time."""
-        if self._unreached is None:
+        if self._unreached is None and not self.election.term:  # else it was a try of the moment before
             self._unreached = self._clock()
             self.say(line)
 
