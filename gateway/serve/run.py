@@ -153,7 +153,7 @@ async def serve(
 ) -> None:
     """Run a gateway process, from first object to last. `open_files`: how many it may have; `errors` writes to standard
     error. `sockets`: open already. `place`: it decides for relays, which have certificates of their own."""
-    alone = place is None
+    alone, later = place is None, place is not None and not place.first
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop(), child=not alone)
         stack.callback(signals.close)
@@ -164,7 +164,7 @@ async def serve(
         tell = history.noting(say, time.time)
         file, configuration = configured(options, place, tell)
         # Of several processes the decider has calls to log only where a proxy forwards some.
-        log = call_log(options, errors, tell) if alone or options.epp is not None else None
+        log = call_log(options, errors, tell, later=later) if alone or options.epp is not None else None
         spans = span_export(options.traces, stack) if alone else None
         monitoring = Monitoring(partial(lost_lines, errors, log), policy_status(options, file), spans, history)
         few = files_warning(open_files, configuration.policy.server.max_connections)

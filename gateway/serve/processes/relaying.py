@@ -63,7 +63,12 @@ async def relay(options: starting.Options, policy: Policy, open_files: int, erro
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
-        side.batches = await stack.enter_async_context(side.offered(options.policy, policy))
+        try:
+            side.batches = await stack.enter_async_context(side.offered(options.policy, policy))
+        except starting.StartError as error:
+            if place.first:
+                raise
+            say(f"relay {place.number}: {error}: it takes calls, and no files and batches")
         secure, context = starting.certificate_of(
             "--tls-", options.certificate, stack, side.server.go_by, place.certificate
         )
