@@ -61,6 +61,11 @@ def test_a_gateway_has_the_user_of_its_machines_sidecar() -> None:
     }
 
 
+def test_no_unit_takes_away_the_shared_memory_of_engines() -> None:
+    """systemd.exec(5): RemoveIPC= removes all of its user's once no unit of that user runs. Engines outlive theirs."""
+    assert [unit.name for unit in UNITS if "\nRemoveIPC=yes\n" in unit.read_text()] == []
+
+
 def test_the_log_of_the_service_is_rotated() -> None:
     """The gateway opens the file anew by itself, which is its user's: logrotate makes none."""
     rotated = (FOLDER.parent / "logrotate/weir").read_text()
