@@ -170,24 +170,24 @@ class Dispatch:
         now = self.clock()
         for engine in self.fleet:
             engine.advance(now)
-        self._changed(dict.fromkeys([model for engine in self.fleet for model in engine.models]), now)
+        self._changed(list(self.fleet), now)
 
     def changed(self, engine: Engine) -> None:
         """Grant the calls of the engine's models that may go now, after a change of the engine."""
         now = self.clock()
         engine.advance(now)
-        self._changed(engine.models, now)
+        self._changed((engine,), now)
 
-    def _changed(self, models: Collection[str], now: float) -> None:
-        """Grant the calls of these models that may go now, after a change of their engines."""
-        for model in models:
+    def _changed(self, engines: Collection[Engine], now: float) -> None:
+        """Grant the calls of these engines' models that may go now, after a change of the engines."""
+        for model in dict.fromkeys([model for engine in engines for model in engine.models]):
             self.control.outages.look(model, now)
             traffic = self.traffic.get(model)
             if traffic is not None:
-                engines = self.fleet.answering(model)
-                traffic.step(engines, now)
-                traffic.scale(engines, self.queues[model].tokens_for_room, now)
-        self.waiting.pump_each(models)
+                answering = self.fleet.answering(model)
+                traffic.step(answering, now)
+                traffic.scale(answering, self.queues[model].tokens_for_room, now)
+        self.waiting.pump_each(engines)
         self.waiting.pump_unserved()
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
@@ -201,12 +201,12 @@ class Dispatch:
             return
         # A class's own limit may bind a model that another engine serves.
         limited = call.class_name in self.control.rules.limited
-        self.waiting.pump_each(self.queues if limited else hold.engine.models)
+        self.waiting.pump_each(list(self.fleet) if limited else (hold.engine,))
 
     def read(self, engine: Engine) -> None:
         """An engine has read a prompt: calls that waited for that may start on it."""
         if self._turns:
-            self.waiting.pump_each(engine.models)
+            self.waiting.pump_each((engine,))
 
     # -- grants -------------------------------------------------------------------------------------------------
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
 from gateway.core.admission import refusals
 from gateway.core.admission.bookings import HORIZON
 from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
-from gateway.core.admission.queues import Queues, Ticket, in_turn
+from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.choice import Aside, Choice
+from gateway.core.engines.engine import Engine
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.tenants import MIRROR
@@ -139,14 +140,16 @@ class WaitingCalls:
     def _pump_model(self, model: str) -> None:
         self.pump(model, self._control.queues[model])
 
-    def pump(self, model: str, queues: Queues) -> None:
-        """Grant, in order, the calls of a model that may go now, and refuse those that are too late."""
+    def pump(self, model: str, queues: Queues, *, once: bool = False) -> bool:
+        """Grant, in order, the calls of a model that may go now (`once`: one of them), and refuse those that are too
+        late. Return whether any was granted."""
         dispatch = self._dispatch
         if dispatch.successor is not None:
-            return
+            return False
         now, rng, witness = dispatch.clock(), dispatch.rng, dispatch.witness
         choices: list[Choice] = []
         aside: list[Ticket] = []
+        granted = False
         late, decide = self._late, self._control.decide_waiting
         self.for_models.forget_look(model)
 
@@ -165,7 +168,7 @@ class WaitingCalls:
                     return True
             return False
 
-        while queues and now < dispatch.lease_until:
+        while queues and now < dispatch.lease_until and not (once and granted):
             paused = self._control.workload.paused()
             if witness is not None:
                 witness.popping(model, queues, now, paused)
@@ -173,12 +176,8 @@ class WaitingCalls:
             if witness is not None:
                 witness.popped(model, ticket)
             if ticket is not None:
-                turn = self.turns.pop(ticket).turn
-                if self.for_models.since:
-                    self.for_models.end(ticket, now)
-                choice = choices.pop()
-                if not turn.done():  # else its task is cancelled and has not run yet
-                    turn.set_result(dispatch.grant(ticket.call, choice, now, ticket, ticket.exclude))
+                self._grant(ticket, choices.pop(), now)
+                granted = True
             elif not late:
                 if not dispatch.fleet.serves(model):
                     self.refuse_unserved(self.for_models.unservable(model, queues, now), now)
@@ -189,17 +188,32 @@ class WaitingCalls:
         if aside and queues:
             self.for_models.look_again(model, now + LOOK_AGAIN)
         self.expiries.arm(len(self.turns))
+        return granted
 
-    def pump_each(self, models: Iterable[str]) -> None:
-        """Pump the queues of these models, of which one engine may have several (adapters, other names): the first to
-        be pumped takes what room there is."""
-        known = self._control.queues
-        waiting = {queues: model for model in models if (queues := known.get(model))}
-        order: Iterable[Queues] = waiting
-        if len(waiting) > 1:
-            order = in_turn(list(waiting), self._dispatch.clock(), self._control.workload.paused())
-        for queues in order:
-            self.pump(waiting[queues], queues)
+    def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
+        """It is the ticket's turn: it has left its queue."""
+        turn, call, engine = self.turns.pop(ticket).turn, ticket.call, choice.engine
+        if self.for_models.since:
+            self.for_models.end(ticket, now)
+        if not turn.done():  # else its task is cancelled and has not run yet
+            turn.set_result(self._dispatch.grant(call, choice, now, ticket, ticket.exclude))
+        if len(engine.models) > 1:
+            engine.turns.take(call.model, ticket.cost / self._control.rules.policy.classes[call.class_name].weight)
+
+    def pump_each(self, engines: Collection[Engine]) -> None:
+        """Pump the queues of these engines' models. Where calls of several wait for one engine (adapters, other names),
+        these take turns, one call at a time: else the first to be pumped takes all the room that there is."""
+        known, now = self._control.queues, self._dispatch.clock()
+        waiting = {model: queues for each in engines for model in each.models if (queues := known.get(model))}
+        for engine in engines if len(waiting) > 1 else ():
+            turns, paused = engine.turns, self._control.workload.paused()
+            while len(models := [model for model in engine.models if waiting.get(model)]) > 1:
+                for model in sorted(models, key=lambda name: (*waiting[name].rank(now, paused), turns.counter(name))):
+                    if self.pump(model, waiting[model], once=True):
+                        break
+                    del waiting[model]  # nor does any other engine have room for it
+        for model, queues in waiting.items():
+            self.pump(model, queues)
 
     def pump_unserved(self) -> None:
         """Pump the queues of models that no engine has any more: their calls are refused, or a sidecar is asked."""

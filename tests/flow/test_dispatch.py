@@ -212,6 +212,47 @@ def test_calls_of_one_model_have_their_turn_beside_a_flood_for_another_of_the_sa
     virtual(scenario, policy=Policy())
 
 
+@pytest.mark.parametrize("engines", [1, 2])
+def test_what_a_model_had_while_no_other_waited_is_not_held_against_it(engines: int) -> None:
+    """Neither on its own engine, nor by a third model that waited beside the second one elsewhere."""
+
+    async def scenario(world: World) -> None:
+        own = ("m", "sql") if engines == 2 else ("m", "sql", "doc")
+        world.fleet.has_models(world.engine(engines - 1), [ModelCard(id="m"), ModelCard(id="doc")])
+        world.fleet.has_models(world.engine(), [ModelCard(id=id) for id in own])
+
+        def flood(models: list[str], calls: int) -> list[asyncio.Task[str]]:
+            each = [model for _ in range(calls) for model in models]
+            return [asyncio.create_task(world.use(world.call(400, "batch", 999.0, model), 1.0)) for model in each]
+
+        await asyncio.gather(*flood(["sql"], 100))
+        flooded = flood(["m", "doc"], 60)
+        await asyncio.sleep(2.5)
+        mine = flood(["sql"], 10)
+        await asyncio.sleep(2.0)
+        sent = world.loop.time()
+        with await world.dispatch.ask(world.call(400, model="sql")):
+            assert world.loop.time() - sent < 3.0
+        await asyncio.gather(*flooded, *mine)
+
+    virtual(scenario, policy=Policy(), engines=engines)
+
+
+def test_models_take_turns_call_by_call_when_an_engine_comes() -> None:
+    async def scenario(world: World) -> None:
+        world.fleet.has_models(world.engine(), [ModelCard(id="m"), ModelCard(id="sql", parent="m")])
+        world.dispatch.set_lease(-math.inf)
+        models = [*["m"] * 60, *["sql"] * 5]
+        calls = [world.call(40, "batch" if model == "m" else "interactive", model=model) for model in models]
+        tasks = [asyncio.create_task(world.use(call, 20.0)) for call in calls]
+        await asyncio.sleep(1.0)
+        world.dispatch.set_lease(math.inf)
+        assert not world.dispatch.queues["sql"], "a full engine of the less important ones would be 20 s"
+        await asyncio.gather(*tasks)
+
+    virtual(scenario, policy=Policy())
+
+
 def test_models_whose_calls_wait_for_their_classs_own_bound_are_passed() -> None:
     async def scenario(world: World) -> None:
         world.fleet.has_models(world.engine(), [ModelCard(id="m"), ModelCard(id="sql", parent="m")])

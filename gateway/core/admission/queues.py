@@ -27,7 +27,7 @@ its class has: no newcomer can take them, and no more important call can push it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from itertools import count, islice, takewhile
 from math import inf
 
@@ -48,8 +48,7 @@ class Queues:
     """The waiting calls of one model. Not empty means every later arrival of its class waits too.
 
     `classes` are in order of importance; `weights` are tenants' shares within a class, 1 where absent. `paused` gives
-    the classes that may not start a call whatever room there is. `turn`: its counter among other models on the same
-    engines, tokens over weights of classes; `in_turn`: it counts, since calls have waited beside another model's.
+    the classes that may not start a call whatever room there is.
     """
 
     def __init__(
@@ -58,8 +57,6 @@ class Queues:
         weights: Mapping[str, float] = {},
         paused: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self.turn = 0.0
-        self.in_turn = False
         self._paused = paused
         self._by_class: dict[str, ClassQueue] = {}
         self._length = 0
@@ -179,7 +176,6 @@ class Queues:
                     if fits(candidate):
                         if not (held_up or queue.settings.headroom or queue.starving(ticket, now)):
                             self._floors[queue.band] = max(self._floors[queue.band], queue.served)  # it was its turn
-                        self.turn += 0.0 if candidate.paid else candidate.cost / queue.weight
                         queue.take(candidate, now)
                         self._left(queue)
                         return candidate
@@ -201,6 +197,10 @@ class Queues:
             queues.sort(key=lambda queue: queue.rank(now))
         return queues
 
+    def rank(self, now: float, paused: Container[str]) -> tuple[bool, int]:
+        """Sort key among models on one engine, before their counters: a starving head goes first, then bands."""
+        return next((queue.rank(now)[:2] for queue in self.order(now, paused)), (True, 0))
+
     def remove(self, ticket: Ticket) -> None:
         """Withdraw a waiting ticket: its client left, or it was refused. Nobody is charged for it."""
         queue = self._by_class[ticket.call.class_name]
@@ -209,7 +209,6 @@ class Queues:
 
     def _left(self, queue: ClassQueue) -> None:
         self._length -= 1
-        self.in_turn = self.in_turn and self._length > 0
         if not queue.tickets and (not self._length or not self._waiting(queue.band)):
             self._floors[queue.band] = max(self._floors[queue.band], queue.served)  # it may have made way
 
@@ -320,16 +319,3 @@ def _beside(other: ClassQueue, own: ClassQueue) -> float:
     if other.band < own.band:
         return inf
     return 0.0 if other.band > own.band or other.settings.headroom else other.weight / own.weight
-
-
-def in_turn(waiting: Sequence[Queues], now: float, paused: Container[str]) -> list[Queues]:
-    """Queues of models that share engines, in the order of their turns: as between classes a starving head goes first,
-    then bands, then the smallest counter. One that was idle is lifted to the least of those that waited."""
-    turns = [queues.turn for queues in waiting if queues.in_turn] or [max(queues.turn for queues in waiting)]
-    keys: dict[Queues, tuple[bool, int, float]] = {}
-    for queues in waiting:
-        if not queues.in_turn:
-            queues.turn, queues.in_turn = max(queues.turn, min(turns)), True
-        later, band = next((queue.rank(now)[:2] for queue in queues.order(now, paused)), (True, 0))
-        keys[queues] = later, band, queues.turn
-    return sorted(waiting, key=keys.__getitem__)

@@ -20,6 +20,7 @@ from gateway.core.engines.prefix_cache import PrefixCache
 from gateway.core.engines.speed import Speed
 from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble, asleep
+from gateway.core.engines.turns import Turns
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.quantile import TTFTQuantile
 from gateway.shared.fields import made_of
@@ -143,6 +144,7 @@ class Engine:
         self.breaker = CircuitBreaker(policy.breaker)
         self.cache = PrefixCache()
         self.transfers = Transfers()
+        self.turns = Turns()
 
     def __repr__(self) -> str:
         state, ledger = "up" if self.health.up else "down", self.ledger
