@@ -119,7 +119,8 @@ Event = Call | Fault | Reload | OperatorDrain | SidecarAct | RelayFault | Decide
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine of a case: sizes in blocks of 16 tokens and sequences; seconds per step and per prompt token."""
+    """Engine of a case: sizes in blocks of 16 tokens and sequences; seconds per step and per prompt token. `more`:
+    other names, as those of adapters, of its model."""
 
     model: str
     blocks: int
@@ -127,6 +128,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     step: float
     prefill: float
     jitter: float
+    more: tuple[str, ...] = ()
 
 
 class SidecarSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from loadtest.lab.dst.policy import ROUTE, Traits
 from loadtest.simulate.simulation import Fault
 
 MODELS = ("sim", "m1", "m2")
+ADAPTER = "sql"
 CLASSES = ("interactive", "default", "batch", "offline")
 PROXIED: tuple[Proxied, ...] = ("plain", "plain", "plain", "doubled", "lost", "dies")
 GRID = 0.25  # seconds: on it things collide, as ends of answers and deadlines do
@@ -59,6 +60,9 @@ def case(seed: int) -> Case:
         calls = _through_proxies(seed, calls)
     if routed:
         calls = by_route(seed, calls)
+    adapters = random.Random(f"adapters {seed}")  # noqa: S311 # of its own
+    if adapters.random() < 0.25:
+        fixed, calls = _with_adapter(adapters, fixed, calls)
     others = _acts(rng, when, traits, len(fixed))
     for number, helper in enumerate(sidecars):
         others += [_word(rng, when(), number, len(helper.engines)) for _ in range(rng.choice((1, 2, 4, 6)))]
@@ -175,6 +179,19 @@ def by_route(seed: int, calls: list[Call]) -> list[Call]:
     rng = random.Random(f"by route {seed}")  # noqa: S311 # of its own
     share = rng.choice((0.5, 1.0))
     return [msgspec.structs.replace(call, model=ROUTE) if rng.random() < share else call for call in calls]
+
+
+def _with_adapter(
+    rng: random.Random, machines: tuple[EngineSpec, ...], calls: list[Call]
+) -> tuple[tuple[EngineSpec, ...], list[Call]]:
+    """A part of the calls is for an adapter that some of their model's engines have."""
+    has, share = rng.choice((0.5, 1.0, 1.0)), rng.choice((0.1, 0.5, 0.9))
+    more = [msgspec.structs.replace(one, more=(ADAPTER,)) if rng.random() < has else one for one in machines]
+    asked = [
+        msgspec.structs.replace(call, model=ADAPTER) if call.model == "sim" and rng.random() < share else call
+        for call in calls
+    ]
+    return tuple(more), asked
 
 
 def _flood(rng: random.Random, aligned: bool) -> list[Call]:

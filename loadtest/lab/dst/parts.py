@@ -60,7 +60,8 @@ def engine_of(machine: EngineSpec, seed: int, scheduling: Policy = "fcfs") -> Me
         max_num_batched_tokens=256,
         max_model_len=(machine.blocks - 1) * 16,
     )
-    return MemoryEngine(EngineConfig(profile=profile, policy=scheduling), model=machine.model, seed=seed)
+    config = EngineConfig(profile=profile, policy=scheduling)
+    return MemoryEngine(config, model=machine.model, seed=seed, more=machine.more)
 
 
 def roles_of(case: Case) -> tuple[Role, ...]:
