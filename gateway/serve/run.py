@@ -187,8 +187,7 @@ async def serve(
         control = ControlPort(app, options.control, watchers, control_context)
         stack.push_async_callback(control.aclose)
         await _listen(options, gateway, port, control, context, sockets, place)
-        tokens = configuration.sidecar_tokens
-        sidecar = await _own_sidecar(options, gateway, control.address, tokens, signals.first, stack)
+        sidecar = await _own_sidecar(options, gateway, control.address, configuration.sidecar_tokens, signals, stack)
         stack.callback(lasting("the history", partial(gateway.observer.run, port.count)).cancel)
         freeze()
         if place is None or not place.told:
@@ -308,13 +307,13 @@ async def _own_sidecar(
     gateway: Gateway,
     control: str,
     tokens: Tokens,
-    ended: asyncio.Event,
+    signals: ProcessSignals,
     stack: AsyncExitStack,
 ) -> SidecarProcess | None:
-    """Start the sidecar that this process runs, if any, unless it is `ended` before. Raises StartError."""
+    """Start the sidecar that this process runs, if any, unless a signal ends it before. Raises StartError."""
     # A sidecar writes to the same standard error, so its lines get the same format.
     log_format = () if options.log_format is None else ("--log-format", options.log_format)
-    begun, told = None, asyncio.ensure_future(ended.wait())
+    begun, told = None, asyncio.ensure_future(signals.first.wait())
     try:
         if options.sidecar is not None:
             flags = ("--gateway", reachable(control), *log_format)

@@ -60,9 +60,9 @@ def case(seed: int) -> Case:
         calls = _through_proxies(seed, calls)
     if routed:
         calls = by_route(seed, calls)
-    adapters = random.Random(f"adapters {seed}")  # noqa: S311 # of its own
-    if adapters.random() < 0.25:
-        fixed, calls = _with_adapter(adapters, fixed, calls)
+    elif seed % 8 == 7:
+        fixed = tuple([msgspec.structs.replace(one, more=(ADAPTER,)) for one in fixed])
+        calls = by_route(seed, calls, ADAPTER)
     others = _acts(rng, when, traits, len(fixed))
     for number, helper in enumerate(sidecars):
         others += [_word(rng, when(), number, len(helper.engines)) for _ in range(rng.choice((1, 2, 4, 6)))]
@@ -174,24 +174,11 @@ def _by_agents(
     return tuple(few), turns
 
 
-def by_route(seed: int, calls: list[Call]) -> list[Call]:
-    """Half of them, or all, are for the model route."""
+def by_route(seed: int, calls: list[Call], name: str = ROUTE) -> list[Call]:
+    """Half of them, or all, are for the model route, or for the name that engines of several models have."""
     rng = random.Random(f"by route {seed}")  # noqa: S311 # of its own
     share = rng.choice((0.5, 1.0))
-    return [msgspec.structs.replace(call, model=ROUTE) if rng.random() < share else call for call in calls]
-
-
-def _with_adapter(
-    rng: random.Random, machines: tuple[EngineSpec, ...], calls: list[Call]
-) -> tuple[tuple[EngineSpec, ...], list[Call]]:
-    """A part of the calls is for an adapter that some of their model's engines have."""
-    has, share = rng.choice((0.5, 1.0, 1.0)), rng.choice((0.1, 0.5, 0.9))
-    more = [msgspec.structs.replace(one, more=(ADAPTER,)) if rng.random() < has else one for one in machines]
-    asked = [
-        msgspec.structs.replace(call, model=ADAPTER) if call.model == "sim" and rng.random() < share else call
-        for call in calls
-    ]
-    return tuple(more), asked
+    return [msgspec.structs.replace(call, model=name) if rng.random() < share else call for call in calls]
 
 
 def _flood(rng: random.Random, aligned: bool) -> list[Call]:
