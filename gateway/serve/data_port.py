@@ -197,6 +197,7 @@ class MachinePort:
         gateway, hub = self._gateway, self._hub
         if self._process is not None:
             self._process.beats.tell(HANDED)
+            self._process.place.stop_listening()
         else:
             gateway.server.stop_accepting(given=True)
             if decider:  # from now on nothing is granted here

@@ -105,9 +105,10 @@ async def drain(
     grace = asyncio.ensure_future(signals.hurried(timeouts.drain_grace))
     await asyncio.wait([grace] if ready is None else [grace, ready], return_when=asyncio.FIRST_COMPLETED)
     grace.cancel()
+    if ready is None or not ready.done():
+        await port.resign()  # calls of other machines wait on, for the next leader
     if ready is not None and ready.done():  # what waits is for the other to grant
         return
-    await port.resign()  # calls of other machines wait on, for the next leader
     # The server first: whoever is refused now is also told that the connection ends. The drain's first step comes
     # before that of any call which is woken here.
     drained = asyncio.ensure_future(port.drain(timeouts.drain))

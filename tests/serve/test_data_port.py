@@ -55,7 +55,8 @@ def test_relays_that_leave_a_decider_that_can_keep_nothing_are_gone_all_the_same
     assert "if this decider dies, the next one does not know them" in capsys.readouterr().err
 
 
-def test_a_decider_that_drains_leaves_no_socket_open_from_which_nobody_accepts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gently", [False, True])
+def test_a_decider_that_ends_leaves_no_socket_open_from_which_nobody_accepts(tmp_path: Path, gently: bool) -> None:
     """Who connects would wait until the last stream has ended, and be reset."""
 
     async def scenario() -> None:
@@ -66,7 +67,10 @@ def test_a_decider_that_drains_leaves_no_socket_open_from_which_nobody_accepts(t
             process = DeciderProcess(place, Beats(place.beats, lambda: None))
             port = MachinePort(gateway, Options(announce=lambda _: None), Configuration(), InheritedSockets(), process)
             stack.push_async_callback(port.aclose)
-            await port.drain(0.0)
+            if gently:
+                port.hand_over(0.0, "")
+            else:
+                await port.drain(0.0)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(where)
             assert port.offer()[0].data == 0, "who takes over now opens its own"

@@ -214,18 +214,25 @@ def test_a_gateway_that_is_told_to_end_in_the_middle_of_it_hands_over_all_the_sa
     run(scenario)
 
 
-def test_what_waits_is_not_refused_by_one_that_is_taken_over_in_its_grace(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("grace", [3600, 0], ids=["its grace", "giving up the lead"])
+def test_what_waits_is_not_refused_by_one_that_is_taken_over_in(
+    path: Path, monkeypatch: pytest.MonkeyPatch, grace: int
 ) -> None:
     monkeypatch.setattr(receiver, "GIVEN_WITHIN", 5.0)
 
     async def scenario() -> None:
-        async with side(policy="timeouts: {drain_grace: 1h}\n") as old, AsyncExitStack() as stack:
+        async with side(policy=f"timeouts: {{drain_grace: {grace}s}}\n") as old, AsyncExitStack() as stack:
             made: Any = old
             await old.control.start()
             signals = ProcessSignals(asyncio.get_running_loop(), child=True)
             stack.callback(signals.close)
             sender = listen_for_successor(path, old.port, old.control, stack, None)
+            assert sender is not None
+
+            async def resign() -> None:  # a store may take its time
+                await asyncio.wait([sender.ready])
+
+            monkeypatch.setattr(old.port, "resign", resign)
             ending = asyncio.create_task(end(old.gateway, old.port, old.control, signals, sender, ServiceManager({})))
             calls = [Asking(made, made.gateway.decider, str(number)) for number in range(3)]
             await until(lambda: old.gateway.dispatch.estimates.waiting("m") == 1)

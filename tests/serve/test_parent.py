@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -61,7 +62,10 @@ def body(place):
     begun.unlink(missing_ok=True)
     place.beats.send(ALIVE + signs)
     tell(name, "has begun")
-    while not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
+    stays = folder / f"{name}-stays"
+    if place.role == "relay":
+        place.control.close()
+    while stays.exists() or not (select.select([place.beats], [], [], 0.05)[0] and END in place.beats.recv(64)):
         if place.role == "decider" and (folder / "hands-over").exists():
             (folder / "hands-over").unlink()
             place.beats.send(HANDED)
@@ -92,6 +96,7 @@ os.fork = fork
 bound = socket.create_server(("127.0.0.1", 0))
 tell("port", bound.getsockname()[1])
 control = socket.create_server(("127.0.0.1", 0))
+tell("control", control.getsockname()[1])
 path = socket.socket(socket.AF_UNIX)
 path.bind(str(folder / "data"))
 inherited = InheritedSockets()
@@ -122,6 +127,13 @@ class Family:
 
     def said(self, words: str) -> bool:
         return until(lambda: words in self.child.output(), WITHIN) is not None
+
+
+def refuses(port: int) -> bool:
+    """Whether no process listens there."""
+    with socket.socket() as asked:
+        asked.settimeout(1.0)  # of one that nobody accepts from
+        return asked.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 def state(pid: int) -> str:
@@ -250,6 +262,24 @@ def test_the_path_stays_for_another_that_may_serve_with_the_socket(tmp_path: Pat
         family.child.process.send_signal(signal.SIGTERM)
         assert family.child.process.wait(WITHIN) == 0
         assert (tmp_path / "data").exists() is stays
+    finally:
+        family.child.kill()
+
+
+def test_one_that_has_handed_over_keeps_no_control_port_while_its_streams_last(tmp_path: Path) -> None:
+    """Nobody could listen there if the successor ended, and who connects would hang."""
+    (tmp_path / "relay-1-stays").touch()
+    family = Family(tmp_path)
+    try:
+        assert all(family.said(f"{name} has begun") for name in NAMES), family.child.output()
+        found = re.search(r"^control (\d+)", family.child.output(), re.MULTILINE)
+        assert found is not None
+        (tmp_path / "hands-over").touch()
+        assert family.said("decider-0 ends")
+        assert until(lambda: refuses(int(found[1])), 20.0) is not None
+        assert family.child.process.poll() is None
+        (tmp_path / "relay-1-stays").unlink()
+        assert family.child.process.wait(WITHIN) == 0
     finally:
         family.child.kill()
 

@@ -271,6 +271,7 @@ class Parent:
         """No connection is taken any more. The paths stay for a gateway that has, or that gave, these sockets."""
         gave = self._inherited.taken is not None and ("decider", 0) not in self._ready
         _close(self._data, owned=self._inherited.owner and not (gave or self._offered))
+        self._control.close()  # the decider has its own
         self._data = []
 
     def _reap(self) -> None:
