@@ -17,8 +17,9 @@ from gateway.relay.remote import link
 from gateway.serve import run
 from gateway.serve.processes import relaying
 from gateway.serve.processes.place import Place
-from gateway.serve.starting import Options, StartError, call_log
+from gateway.serve.starting import Options, ProcessSignals, StartError, call_log
 from gateway.shared.lines import LineWriter
+from gateway.shared.storage import Storage
 from tests.cluster.test_port import place_in
 
 
@@ -60,29 +61,39 @@ def test_so_does_a_decider_which_logs_the_calls_that_a_proxy_forwards(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_relay_that_is_started_again_takes_calls_without_the_storage_of_batches(
+def test_a_relay_that_is_started_again_takes_calls_until_the_storage_of_batches_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: bool
 ) -> None:
     class Side(relaying.RelaySide):
-        """Its decider has told it all, and orders its end."""
+        """Its decider has told it all, and orders its end once the storage is back."""
 
         def __init__(self, place: Place, *more: Any, **others: Any) -> None:
             super().__init__(place, *more, **others)
             self.link.ready.set()
+
+        async def until_drained(self, signals: ProcessSignals) -> None:
+            assert not self.pipeline.others.stored
+            storage = Storage(tmp_path / "kept")
+            await storage.open()
+            async with asyncio.timeout(10):
+                while not self.pipeline.others.stored:
+                    await asyncio.sleep(0.01)
             self._drain_order.set()
+            await super().until_drained(signals)
+            await storage.aclose()
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
             place = msgspec.structs.replace(place_in(tmp_path, stack), role="relay", number=1, first=first)
             options = Options(announce=lambda _: None, log="none", policy=tmp_path / "policy.yaml")
-            policy = Policy(storage="gone/kept", batches=BatchesPolicy())
+            policy = Policy(storage="kept", batches=BatchesPolicy())
             await relaying.relay(options, policy, 1000, LineWriter(2), place)
 
     monkeypatch.setattr(relaying, "RelaySide", Side)
     monkeypatch.setattr(link, "TOLD_WITHIN", 0.0)  # nobody would hear it
     if first:
-        with pytest.raises(StartError, match="gone"):
+        with pytest.raises(StartError, match="kept"):
             asyncio.run(main())
     else:
         asyncio.run(main())
-        assert "it takes calls, and no files and batches" in capsys.readouterr().err
+        assert "it takes calls, and files and batches once that is over" in capsys.readouterr().err

@@ -37,6 +37,7 @@ from gateway.serve.fleet_engines import client_settings
 from gateway.serve.processes.place import READY, Beats, Place
 from gateway.serve.stored import batches_beside
 from gateway.shared.lines import LineWriter, say
+from gateway.shared.tasks import cancel, lasting
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client
 from gateway.upstream.names import Names
@@ -51,6 +52,7 @@ COUNT_EVERY = 1.0  # seconds
 
 async def relay(options: starting.Options, policy: Policy, open_files: int, errors: LineWriter, place: Place) -> None:
     """The whole life of a relay. `policy`: of the gateway's start. Raises StartError."""
+    place.control.close()  # nobody else could listen there while this process finishes its streams
     async with AsyncExitStack() as stack:
         signals = starting.ProcessSignals(asyncio.get_running_loop(), child=True)
         stack.callback(signals.close)
@@ -63,12 +65,17 @@ async def relay(options: starting.Options, policy: Policy, open_files: int, erro
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
-        try:
+
+        async def offers() -> None:
             side.batches = await stack.enter_async_context(side.offered(options.policy, policy))
+
+        try:
+            await offers()
         except starting.StartError as error:
             if place.first:
                 raise
-            say(f"relay {place.number}: {error}: it takes calls, and no files and batches")
+            say(f"relay {place.number}: {error}: it takes calls, and files and batches once that is over")
+            stack.push_async_callback(cancel, lasting("files and batches", offers))
         secure, context = starting.certificate_of(
             "--tls-", options.certificate, stack, side.server.go_by, place.certificate
         )
