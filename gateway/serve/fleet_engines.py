@@ -155,7 +155,7 @@ class FleetEngines:
         if engine.provider and engine.url != url:
             self._moved(engine, url)
         if self.retired.pop(engine, None) is not None:
-            engine.draining, engine.leaving = engine.drained, False
+            engine.draining, engine.closed, engine.leaving = engine.drained, False, False
         return engine
 
     def _new_client(self, id: str, url: str) -> None:
@@ -214,7 +214,7 @@ class FleetEngines:
         elif member.open:
             engine.expect_sizes(member.kv_tokens, member.max_concurrency)
         else:
-            engine.draining = True
+            engine.draining = engine.closed = True
             self._tell(engine)
             self._dispatch.changed(engine)
 
@@ -249,15 +249,14 @@ class FleetEngines:
             ]
             self._fleet.has_models(engine, cards)
         engine.ready(self._clock())
-        engine.draining = engine.drained
+        engine.draining, engine.closed = engine.drained, False
         self.changed(engine)
 
     def drain(self, engine: Engine, wanted: bool) -> None:
         """No new calls for an engine, or new ones again; one that the policy no longer names, or that its sidecar is
         about to put to sleep or has, gets none in any case."""
         engine.drained = wanted
-        brought = self.brought.get(engine.id)
-        engine.draining = wanted or engine in self.retired or (brought is not None and not brought.open)
+        engine.draining = wanted or engine.closed or engine.leaving
         self._tell(engine)
         self._dispatch.changed(engine)
 

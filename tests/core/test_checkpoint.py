@@ -121,7 +121,7 @@ def test_a_drain_that_was_lifted_where_another_machine_led_does_not_come_back() 
     led.drained = led.draining = True
     led.restore(leads.checkpoint(BEFORE, 0), BEFORE, prefixes=False)
     assert (led.drained, led.draining) == (False, False)
-    led.draining = True  # as its sidecar puts it to sleep
+    led.drained = led.draining = led.closed = True  # its sidecar puts it to sleep
     led.restore(leads.checkpoint(BEFORE, 0), BEFORE, prefixes=False)
     assert led.draining
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.core.checkpoint import BLOCK, CheckpointError, decoded, encoded
@@ -91,6 +92,28 @@ def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:
             )  # fmt: skip
             after.engines.join(member)
             assert after.fleet.engines[member.id].speed.prefill_rate == 1234.0
+
+    run(body)
+
+
+def test_an_engine_that_its_sidecar_puts_to_sleep_gets_no_calls_as_an_operators_drain_is_over() -> None:
+    """One of when this member led, which was lifted where another did."""
+
+    async def body(made: Setting) -> None:
+        state = made.gateway.checkpoints.take()
+        async with gateway_over([], None) as after:
+            member = Member(
+                id=made.engine.id, url=made.engine.url, sidecar="s", profile="p", served=("m",), open=True,
+                kv_tokens=None, context_length=None, max_concurrency=None,
+            )  # fmt: skip
+            after.engines.join(member)
+            engine = after.fleet.engines[member.id]
+            after.engines.drain(engine, True)
+            after.engines.update(msgspec.structs.replace(member, open=False))
+            after.checkpoints.restore(state, 0.0)
+            assert (engine.drained, engine.draining) == (False, True)
+            after.engines.update(member)
+            assert not engine.draining
 
     run(body)
 

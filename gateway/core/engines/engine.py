@@ -132,6 +132,7 @@ class Engine:
         self.adapters: Adapters | None = None  # LoRA adapters among them
         self.draining = False
         self.drained = False  # by an operator
+        self.closed = False  # by its sidecar, which puts it to sleep or ends it
         self.leaving = False  # it is forgotten once it has nothing left to do: nobody waits for it
         self.sample: EngineSample | None = None
         self.sampled_at = -math.inf
@@ -323,8 +324,7 @@ class Engine:
         self.speed.restore(saved)
         self.adaptation.restore(saved)
         self.breaker.restore(saved.breaker, then)
-        by_others = self.leaving or (self.draining and not self.drained)  # a drain of when we led may be lifted since
-        self.drained = saved.drained
-        self.draining = saved.drained or by_others
+        self.drained = saved.drained  # one of when we led may be lifted since
+        self.draining = self.drained or self.closed or self.leaving
         if prefixes:
             self.cache.restore(saved.prefixes, then)
