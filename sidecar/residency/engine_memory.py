@@ -172,7 +172,7 @@ def awaited(machine: Machine, model: ModelState, gpus: Sequence[GPU]) -> dict[in
     beside = [each for each in machine.models.values() if each is not model]
     theirs = [held(machine, each, gpus, alive=True) for each in beside if each.name in machine.running]
     left = {gpu.index: gpu.used - sum(each.get(gpu.index, 0) for each in theirs) for gpu in gpus}
-    blind = [gpu.index for gpu in gpus if not gpu.processes]
+    blind = [gpu.index for gpu in gpus if not any(gpu.processes.values())]
     coming = {index: sum(unseen(machine, each) for each in beside if index in each.gpus) for index in blind}
     own = held(machine, model, gpus)
     return {i: max(0, size - coming.get(i, 0)) if SHARE * size <= left[i] else 0 for i, size in own.items()}

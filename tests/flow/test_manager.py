@@ -20,7 +20,7 @@ import pytest
 from gateway.shared.protocol import Demand, DemandReport
 from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency import residents
-from loadtest.lab.residency.machine import Listing
+from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file
 from loadtest.simulate import vtime
@@ -653,12 +653,19 @@ async def test_memory_that_does_not_come_back_puts_the_gpu_in_quarantine_until_i
         assert made.manager.gpus()[0].refused == ""
 
 
-@pytest.mark.parametrize("listing", ["own", "host", "none"])
+@pytest.mark.parametrize(
+    ("listing", "processes"), [("own", None), ("host", None), ("none", None), ("none", {1: 0})]
+)  # NVML may tell a pid without its bytes
 def test_a_neighbour_that_starts_meanwhile_puts_no_gpu_in_quarantine(
-    listing: Listing, monkeypatch: pytest.MonkeyPatch
+    listing: Listing, processes: dict[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine takes seconds to end, and what starts beside it fills the GPU faster than it gives back."""
     monkeypatch.setattr(residents, "EXIT", 5.0)
+    if processes is not None:
+        gpu = Machine._gpu
+        monkeypatch.setattr(
+            Machine, "_gpu", lambda self, index: msgspec.structs.replace(gpu(self, index), processes=processes)
+        )
 
     async def run() -> None:
         async with site("abc", 80 * GIB) as made:
