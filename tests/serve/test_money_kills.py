@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -52,7 +53,8 @@ class House:
         roles = ("parent", "decider", "relay") if who == "all" else (who,)
         pids = [each["pid"] for role in roles for each in self.now.of(role)]
         for pid in pids if who == "all" else pids[:1]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has died with its parent
+                os.kill(pid, signal.SIGKILL)
         if "parent" in roles:
             self.now.gateway.child.kill()
             self.start()

@@ -216,7 +216,8 @@ def test_a_drain_ends_streams_well_and_refuses_what_comes_later(tmp_path: Path, 
                 for _ in range(4)
             ]
             for pid in pids:
-                os.kill(pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):  # a relay without a stream has ended by another's signal
+                    os.kill(pid, signal.SIGTERM)
             ends = [[choice.finish_reason async for chunk in each for choice in chunk.choices][-1] for each in streams]
             assert None not in ends
         assert await asyncio.to_thread(made.gateway.child.process.wait, 30.0) == 0
