@@ -270,8 +270,7 @@ class Parent:
     def _close(self) -> None:
         """No connection is taken any more. The paths stay for a gateway that has, or that gave, these sockets."""
         gave = self._inherited.taken is not None and ("decider", 0) not in self._ready
-        _close(self._data, owned=self._inherited.owner and not (gave or self._offered))
-        self._control.close()  # the decider has its own
+        _close(self._data, self._control, owned=self._inherited.owner and not (gave or self._offered))
         self._data = []
 
     def _reap(self) -> None:
@@ -397,9 +396,11 @@ def _forked(place: Place, *pipes: socket.socket) -> int:
         raise
 
 
-def _close(listening: Iterable[socket.socket], *, owned: bool) -> None:
-    """Close sockets. `owned`: the paths of unix sockets are this gateway's, and go too."""
-    for each in listening:
+def _close(data: Iterable[socket.socket], control: socket.socket, *, owned: bool) -> None:
+    """Close this process's listening sockets. `owned`: the paths of unix sockets for data are this gateway's, and go
+    too."""
+    control.close()  # the decider has its own
+    for each in data:
         if owned and each.family == socket.AF_UNIX and each.fileno() >= 0:
             Path(each.getsockname()).unlink(missing_ok=True)
         each.close()
