@@ -115,8 +115,10 @@ def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(
 
         ending = asyncio.create_task(end())
         await until(lambda: not side.link.connected)  # it has told
+        before = made.hub
         if handed_over:
-            made.hub.hand_over(20.0, "another")
+            before.hand_over(20.0, "another")
+            made.hub = hub_of(made.gateway, 2)
         session.send(CountsAsk())
         session.channel.flush()
         for _ in range(20):  # a relay that waits for nothing has ended
@@ -124,7 +126,8 @@ def test_what_a_relay_tells_last_reaches_a_decider_that_writes_to_it_meanwhile(
         transport.resume_reading()
         async with asyncio.timeout(60):
             await ending
-        await until(lambda: not made.hub.sessions)
+        await until(lambda: not before.sessions and not made.hub.sessions)
+        await before.aclose()
         assert made.gateway.ended_calls.last == 1
         assert not [line for line in made.lines if "is gone" in line]
 
