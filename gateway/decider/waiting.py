@@ -191,22 +191,23 @@ class WaitingCalls:
         return granted
 
     def _grant(self, ticket: Ticket, choice: Choice, now: float) -> None:
-        """It is the ticket's turn: it has left its queue."""
+        """Grant a ticket that has left its queue, and count the grant as its model's turn."""
         turn, call, engine = self.turns.pop(ticket).turn, ticket.call, choice.engine
         if self.for_models.since:
             self.for_models.end(ticket, now)
         if not turn.done():  # else its task is cancelled and has not run yet
             turn.set_result(self._dispatch.grant(call, choice, now, ticket, ticket.exclude))
         if len(engine.models) > 1:
-            engine.turns.take(call.model, ticket.cost / self._control.rules.policy.classes[call.class_name].weight)
+            weight = self._control.rules.policy.classes[call.class_name].weight
+            engine.model_turns.take(call.model, ticket.cost / weight)
 
     def pump_each(self, engines: Collection[Engine]) -> None:
         """Pump the queues of these engines' models. Where calls of several wait for one engine (adapters, other names),
         these take turns, one call at a time: else the first to be pumped takes all the room that there is."""
-        known, now = self._control.queues, self._dispatch.clock()
+        known = self._control.queues
         waiting = {model: queues for each in engines for model in each.models if (queues := known.get(model))}
         for engine in engines if len(waiting) > 1 else ():
-            turns, paused = engine.turns, self._control.workload.paused()
+            turns, paused, now = engine.model_turns, self._control.workload.paused(), self._dispatch.clock()
             while len(models := [model for model in engine.models if waiting.get(model)]) > 1:
                 for model in sorted(models, key=lambda name: (*waiting[name].rank(now, paused), turns.counter(name))):
                     if self.pump(model, waiting[model], once=True):

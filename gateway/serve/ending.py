@@ -56,14 +56,19 @@ async def end(
     """Wait for a signal, then drain; or for a successor that can serve, then hand over to it, also in the middle of a
     drain: it has the listening sockets, and would wait for a word."""
     told = asyncio.ensure_future(signals.first.wait())
-    news: list[asyncio.Future[Any]] = [told] if sender is None else [told, sender.ready]
-    await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+    ready = _never() if sender is None else sender.ready
+    await asyncio.wait((told, ready), return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
-    if sender is None or not sender.ready.done():
+    if not ready.done():
         manager.stopping()
-        await drain(gateway, port, signals, None if sender is None else sender.ready)
-    if sender is not None and sender.ready.done():
+        await drain(gateway, port, signals, ready)
+    if sender is not None and ready.done():
         await hand_over(gateway, port, control, signals, sender, manager)
+
+
+def _never() -> asyncio.Future[Any]:
+    """A successor's word where none can come."""
+    return asyncio.get_running_loop().create_future()
 
 
 async def _closed(control: ControlPort) -> None:
@@ -86,7 +91,7 @@ async def hand_over(
     await sender.give(given)
     closing = asyncio.ensure_future(_closed(control))
     say(f"process {pid} has taken over: what is under way here ends within {within:g} s")
-    await _until(asyncio.ensure_future(port.drain(within, gently=True)), port, cut)
+    await _until(asyncio.ensure_future(port.drain(within, gently=True)), port, cut, _never())
     await closing
 
 
@@ -95,19 +100,17 @@ def drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> 
     gateway.dispatch.leaving = wanted or signals.first.is_set()
 
 
-async def drain(
-    gateway: Gateway, port: DataPort, signals: ProcessSignals, ready: asyncio.Future[Any] | None = None
-) -> None:
+async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals, ready: asyncio.Future[Any]) -> None:
     """Drain after the first signal: let in-flight answers finish, until the policy's limit or a second signal. Back
     sooner where another gateway is `ready`."""
     dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
     dispatch.leaving = True
     grace = asyncio.ensure_future(signals.hurried(timeouts.drain_grace))
-    await asyncio.wait([grace] if ready is None else [grace, ready], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((grace, ready), return_when=asyncio.FIRST_COMPLETED)
     grace.cancel()
-    if ready is None or not ready.done():
+    if not ready.done():
         await port.resign()  # calls of other machines wait on, for the next leader
-    if ready is not None and ready.done():  # what waits is for the other to grant
+    if ready.done():  # what waits is for the other to grant
         return
     # The server first: whoever is refused now is also told that the connection ends. The drain's first step comes
     # before that of any call which is woken here.
@@ -117,14 +120,13 @@ async def drain(
 
 
 async def _until(
-    drained: asyncio.Future[None], port: DataPort, signal: asyncio.Event, ready: asyncio.Future[Any] | None = None
+    drained: asyncio.Future[None], port: DataPort, signal: asyncio.Event, ready: asyncio.Future[Any]
 ) -> None:
     """Wait for a drain, and cut it short at the signal, or leave it where another gateway is `ready`."""
     hurried = asyncio.ensure_future(signal.wait())
-    waited = (drained, hurried) if ready is None else (drained, hurried, ready)
-    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((drained, hurried, ready), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not drained.done():
         drained.cancel()
-        if ready is None or not ready.done():
+        if not ready.done():
             await port.drain(0.0)

@@ -310,10 +310,9 @@ async def _own_sidecar(
     signals: ProcessSignals,
     stack: AsyncExitStack,
 ) -> SidecarProcess | None:
-    """Start the sidecar that this process runs, if any, unless a signal ends it before. Raises StartError."""
+    """Start the sidecar that this process runs. None: it runs none, or a signal ends it before. Raises StartError."""
     # A sidecar writes to the same standard error, so its lines get the same format.
     log_format = () if options.log_format is None else ("--log-format", options.log_format)
-    begun, told = None, asyncio.ensure_future(signals.first.wait())
     try:
         if options.sidecar is not None:
             flags = ("--gateway", reachable(control), *log_format)
@@ -323,17 +322,22 @@ async def _own_sidecar(
         else:
             return None
         stack.push_async_callback(sidecar.stop)
-        begun = asyncio.ensure_future(_reported(sidecar, gateway))
-        await asyncio.wait((begun, told), return_when=asyncio.FIRST_COMPLETED)
-        if not begun.done():
-            return None
-        await begun
-        return sidecar
+        return sidecar if await _begun(sidecar, gateway, signals) else None
     except TimeoutError:
         message = f"the sidecar of {sidecar.config} has not reported to {control} within {READY_WITHIN:g} s"
         raise StartError(f"{message}: is its token_file that of the policy's fleet.sidecars?") from None
     except (RuntimeError, ValueError) as error:
         raise StartError(str(error)) from error
+
+
+async def _begun(sidecar: SidecarProcess, gateway: Gateway, signals: ProcessSignals) -> bool:
+    """Start a sidecar, and return whether that was done before a signal ends this process."""
+    begun, told = asyncio.ensure_future(_reported(sidecar, gateway)), asyncio.ensure_future(signals.first.wait())
+    try:
+        await asyncio.wait((begun, told), return_when=asyncio.FIRST_COMPLETED)
+        if begun.done():
+            await begun
+        return begun.done()
     finally:
         await cancel(begun, told)
 

@@ -15,12 +15,12 @@ from gateway.core.engines.breaker import BreakerState, CircuitBreaker
 from gateway.core.engines.health import Health
 from gateway.core.engines.hold import Hold
 from gateway.core.engines.ledger import Ledger
+from gateway.core.engines.model_turns import ModelTurns
 from gateway.core.engines.prefill_queue import PrefillQueue
 from gateway.core.engines.prefix_cache import PrefixCache
 from gateway.core.engines.speed import Speed
 from gateway.core.engines.transfers import Transfers
 from gateway.core.engines.trouble import Trouble, asleep
-from gateway.core.engines.turns import Turns
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.quantile import TTFTQuantile
 from gateway.shared.fields import made_of
@@ -145,7 +145,7 @@ class Engine:
         self.breaker = CircuitBreaker(policy.breaker)
         self.cache = PrefixCache()
         self.transfers = Transfers()
-        self.turns = Turns()
+        self.model_turns = ModelTurns()
 
     def __repr__(self) -> str:
         state, ledger = "up" if self.health.up else "down", self.ledger

@@ -145,17 +145,19 @@ class RelayProxies(msgspec.Struct, eq=False):
 
     def drain(self, within: float) -> None:
         """Have every relay finish what is under way, and end."""
-        self._order = frames.DrainOrder(within)
-        for proxy in self.all:
-            if proxy.hello is not None:
-                proxy.channel.send(self._order)
+        self._order_all(frames.DrainOrder(within))
 
     def hand_over(self, within: float, decider: str) -> None:
         """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on."""
-        self._order = frames.DrainOrder(within, True, decider)
+        self._order_all(frames.DrainOrder(within, True, decider))
+
+    def _order_all(self, order: frames.DrainOrder) -> None:
+        """Give all relays this order, now or once they have said hello."""
+        self._order = order
         for proxy in self.all:
-            proxy.channel.send(self._order)
-            proxy.channel.flush()
+            if proxy.hello is not None:
+                proxy.channel.send(order)
+                proxy.channel.flush()
 
     def living(self, others: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
         """The processes that live, by number: of relays, and `others` that may not have come yet. One that has ended is
