@@ -149,7 +149,7 @@ def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
 
 
 def test_a_gateway_that_is_told_to_end_waits_for_no_report(machine: Path) -> None:
-    """Of a sidecar that reads its files for long, or has another token."""
+    """The sidecar has another token here; elsewhere its files may take long to read."""
     (machine / "other.token").write_text("0123456789abcdef0123")
     (machine / "other.token").chmod(0o600)
     policy = machine / "policy.yaml"

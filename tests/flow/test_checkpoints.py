@@ -97,7 +97,7 @@ def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:
 
 
 def test_an_engine_that_its_sidecar_puts_to_sleep_gets_no_calls_as_an_operators_drain_is_over() -> None:
-    """One of when this member led, which was lifted where another did."""
+    """The operator's drain dates from when this member led, and another member lifted it."""
 
     async def body(made: Setting) -> None:
         state = made.gateway.checkpoints.take()

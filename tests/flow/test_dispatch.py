@@ -214,7 +214,7 @@ def test_calls_of_one_model_have_their_turn_beside_a_flood_for_another_of_the_sa
 
 @pytest.mark.parametrize("engines", [1, 2])
 def test_what_a_model_had_while_no_other_waited_is_not_held_against_it(engines: int) -> None:
-    """Neither on its own engine, nor by a third model that waited beside the second one elsewhere."""
+    """Earlier grants cost no turn on the model's own engine, nor beside a model that waited elsewhere with a third."""
 
     async def scenario(world: World) -> None:
         own = ("m", "sql") if engines == 2 else ("m", "sql", "doc")

@@ -312,7 +312,7 @@ def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_h
 
 
 def test_a_relay_that_comes_after_the_hand_over_is_told_of_it_too() -> None:
-    """It had just been started: it would accept beside the successor's, and be granted the same engines here."""
+    """A relay that has just been started would accept beside the successor's, and be granted the same engines here."""
 
     async def body(made: Setting) -> None:
         old = made.hub

@@ -302,7 +302,7 @@ async def test_models_take_turns_wherever_the_pids_are_from(listing: Listing) ->
 
 @virtual
 async def test_what_others_take_as_an_engine_falls_asleep_in_a_container_is_not_taken_for_its_own() -> None:
-    """As one that is late to wake does, whose KV cache comes last."""
+    """A neighbour that is late to wake takes its KV cache last."""
     async with site({"a": MODEL}, 80 * GIB, listing="host") as made:
         await used(made, "a")
         made.manager.orders.give("a", "sleep")

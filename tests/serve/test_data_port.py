@@ -57,7 +57,7 @@ def test_relays_that_leave_a_decider_that_can_keep_nothing_are_gone_all_the_same
 
 @pytest.mark.parametrize("gently", [False, True])
 def test_a_decider_that_ends_leaves_no_socket_open_from_which_nobody_accepts(tmp_path: Path, gently: bool) -> None:
-    """Who connects would wait until the last stream has ended, and be reset."""
+    """A client that connects would wait until the last stream has ended, and be reset."""
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:

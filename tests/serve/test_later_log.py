@@ -44,7 +44,7 @@ def test_so_does_a_decider_which_logs_the_calls_that_a_proxy_forwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Asked(Exception):
-        """Nothing of the start is needed after that."""
+        """End of that part of a start which is tested."""
 
     def asked(*_: object, later: bool = False) -> None:
         raise Asked(later)
@@ -65,7 +65,7 @@ def test_a_relay_that_is_started_again_takes_calls_until_the_storage_of_batches_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: bool
 ) -> None:
     class Side(relaying.RelaySide):
-        """Its decider has told it all, and orders its end once the storage is back."""
+        """Relay whose decider has told it all, and orders its end once the storage is back."""
 
         def __init__(self, place: Place, *more: Any, **others: Any) -> None:
             super().__init__(place, *more, **others)

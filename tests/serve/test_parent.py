@@ -267,7 +267,7 @@ def test_the_path_stays_for_another_that_may_serve_with_the_socket(tmp_path: Pat
 
 
 def test_one_that_has_handed_over_keeps_no_control_port_while_its_streams_last(tmp_path: Path) -> None:
-    """Nobody could listen there if the successor ended, and who connects would hang."""
+    """No other gateway could listen there if the successor ended, and clients that connect would hang."""
     (tmp_path / "relay-1-stays").touch()
     family = Family(tmp_path)
     try:
