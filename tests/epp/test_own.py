@@ -197,11 +197,20 @@ def test_an_engines_failure_is_recorded(own: Site, details: str, status: int, ou
     [
         ([], "client_gone"),
         ([answer_headers(200, content_type="text/event-stream"), response_body(b"data: {}\n\n", False)], "client_gone"),
+        # OpenAI's client closes here, before the chunk that ends the body.
+        ([answer_headers(200, content_type="text/event-stream"), response_body(b"data: [DONE]\n\n", False)], "ok"),
         ([answer_headers(200, content_type="text/event-stream"), response_body(b"data: {}\n\n", True)], "truncated"),
         ([answer_headers(200), response_body(b'{"choices":[', True)], "truncated"),
         ([answer_headers(200, content_type="text/plain"), response_body(b'{"choices":[', True)], "ok"),
     ],
-    ids=["before the answer", "in a stream", "a stream without its end", "half an object", "no JSON"],
+    ids=[
+        "before the answer",
+        "in a stream",
+        "after its last event",
+        "a stream without its end",
+        "half an object",
+        "no JSON",
+    ],
 )
 def test_an_answer_that_ends_early_is_recorded(own: Site, sent: list[Any], outcome: str) -> None:
     request_id = uuid.uuid4().hex

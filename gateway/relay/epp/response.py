@@ -60,8 +60,13 @@ class ResponseReader:
         return self._status is not None
 
     def close(self) -> None:
-        """Report the end of the call if the stream has ended before its response."""
-        if self._status is not None and self._mode == messages.NONE:
+        """Report the end of the call if the stream has ended before its response.
+
+        OpenAI's client closes at `[DONE]`, before the chunk that ends the body. It has the whole answer then.
+        """
+        usage = self._usage
+        delivered = isinstance(usage, SSEUsage) and usage.ended(self._route.last_event) and not usage.error
+        if delivered or (self._status is not None and self._mode == messages.NONE):
             self._finish()
         else:
             self._report(EndReport(self._status, "client_gone"))

@@ -164,6 +164,10 @@ def pid_of(engine: Engine) -> int:
     return engine.record(level=0, told=EngineFacts()).process.pid
 
 
+def words_of(engine: Engine) -> list[str]:
+    return Path(f"/proc/{pid_of(engine)}/cmdline").read_text().split("\0")[:-1]
+
+
 async def first_line(engine: Engine) -> str:
     while not (lines := engine.lines(9)):
         await asyncio.sleep(0.01)
@@ -517,7 +521,9 @@ def test_engines_listen_where_nobody_else_can_go_unless_told_otherwise(tmp_path:
         assert engine.url == f"unix://{folder}/m.sock"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert (folder / SOCKETS_MARK).is_file(), "by which gateways know it"
-        assert "--uds" in (Path("/proc") / str(pid_of(engine)) / "cmdline").read_text().split("\0")
+        while not (words := words_of(engine)):  # the kernel shows them a moment after the program runs
+            await asyncio.sleep(0.01)
+        assert "--uds" in words
         await engine.stop()
         assert box.said == []
         folder.chmod(0o755)
