@@ -254,4 +254,4 @@ def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
         return lines
     if seconds > LONGEST:
         return lines + b"retry-after: %d\r\nx-should-retry: false\r\n" % math.ceil(seconds)
-    return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), seconds * 1000)
+    return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), math.ceil(seconds * 1000))

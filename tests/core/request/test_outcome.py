@@ -112,6 +112,11 @@ def test_a_kept_place_is_told_as_it_is() -> None:
     assert refused.full_message == "full. Try again in 8 s: a place is kept."
 
 
+def test_no_client_is_told_to_come_back_too_early() -> None:
+    told = headers(Refused(Outcome.RATE_LIMITED, "Too much.", retry_after=3.0004, kept=True))
+    assert (told["retry-after"], told["retry-after-ms"]) == ("4", "3001")
+
+
 def test_a_refusal_in_a_tenants_own_words() -> None:
     refused = Refused(Outcome.RATE_LIMITED, "too much", retry_after=1.0)
     refused.replace(402, b'{"pay": "more"}')
