@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +25,12 @@ def policy(folder: Path, url: str, scheduling_policy: str) -> Path:
     return path
 
 
-def answered(gateway: Gateway, engine: str, model: str, max_tokens: int) -> list[tuple[str, int]]:
+def answered(
+    gateway: Gateway, engine: str, model: str, max_tokens: int, all_there: Callable[[], object] | None = None
+) -> list[tuple[str, int]]:
     """The class and the status of each call, in the order of their answers: BATCH of batch, then an interactive one.
 
-    `engine`: URL of the gateway's one engine."""
+    `engine`: URL of the gateway's one engine. `all_there`, called once that has them all, lets a slowed one go on."""
     ended: list[tuple[str, int]] = []
 
     def ask(name: str, tokens: int) -> None:
@@ -35,9 +38,15 @@ def answered(gateway: Gateway, engine: str, model: str, max_tokens: int) -> list
         status, _, _ = post(f"{gateway.url}/v1/completions", body, **{"x-weir-class": name})
         ended.append((name, status))
 
+    def has(calls: int) -> bool:
+        states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        return sum(total(f"{engine}/metrics", state) for state in states) == calls
+
     with beside(*[partial(ask, "batch", max_tokens)] * BATCH):
         # The engine has them all: one that is granted may still be on its way, and the next call overtake it.
-        states = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-        assert until(lambda: sum(total(f"{engine}/metrics", state) for state in states) == BATCH, PATIENCE) is not None
-        ask("interactive", 4)
+        assert until(lambda: has(BATCH), PATIENCE) is not None
+        with beside(partial(ask, "interactive", 4)):
+            if all_there is not None:
+                assert until(lambda: has(BATCH + 1), PATIENCE) is not None
+                all_there()
     return ended

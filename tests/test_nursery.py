@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -70,8 +71,10 @@ def looks_at_rest(pid: int) -> dict[str, object]:
     seen: list[dict[str, object]] = []
 
     def rests() -> bool:
-        seen.append(looks(pid))
-        return seen[-1:] == seen[-2:-1]
+        with contextlib.suppress(FileNotFoundError):  # that socket was closed between the list and its look
+            seen.append(looks(pid))
+            return seen[-1:] == seen[-2:-1]
+        return False
 
     assert until(rests, 60.0) is not None, seen[-2:]
     return seen[-1]

@@ -92,7 +92,7 @@ class Site:
         return made
 
     def leader(self, within: float = 60.0) -> Machine:
-        """The machine that grants, waited for."""
+        """The machine that grants, waited for: one that was held up has no lease until its next turn or votes."""
         found: list[Machine] = []
 
         def there() -> bool:

@@ -77,8 +77,9 @@ def _decided_by_one(two: Site) -> None:
     assert f"cluster prod: this gateway leads in epoch {leader.cluster()['epoch']}" in _readyz(leader)
     assert f"cluster prod: {leader.member} leads" in _readyz(other)
     assert "talk in the clear" in leader.output
-    # Each machine counts the calls of its own relays.
-    assert [machine.gateway.total("weir_requests_total") >= 6 for machine in two.machines] == [True, True]
+    # Each machine counts the calls of its own relays. One that is held up tells its totals with a later question.
+    counted = lambda: all(machine.gateway.total("weir_requests_total") >= 6 for machine in two.machines)  # noqa: E731
+    assert until(counted, 60.0) is not None
 
 
 def _readyz(machine: Machine) -> str:
@@ -198,10 +199,11 @@ def test_the_leader_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_i
         machine.says("cluster: the store does not answer")
 
     def missed() -> bool:
-        assert [each.grants() for each in two.machines] == [each is leader for each in two.machines]
+        assert not any(each.grants() for each in two.others(leader))
         return min(map(store_heard, two.machines)) > 2 * TTL  # longer than anything that was promised before
 
     assert until(missed, 60.0) is not None, leader.output
+    assert two.leader() is leader
     for machine in two.machines:
         call(machine)
     assert "the store does not answer" in _readyz(leader)
@@ -235,7 +237,7 @@ def test_garbage_in_place_of_all_that_the_store_has_changes_nothing(two: Site) -
     # Longer than anything that was promised before.
     missed = lambda: min(map(store_heard, two.machines)) > 2 * TTL  # noqa: E731
     assert until(missed, 60.0) is not None, leader.output
-    assert [each.grants() for each in two.machines] == [each is leader for each in two.machines]
+    assert two.leader() is leader
     call(leader)
     store.flushall()
     for machine in two.machines:
@@ -270,7 +272,7 @@ def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(proxied: tupl
     # Longer than anything that was promised before.
     missed = lambda: min(map(store_heard, made.machines)) > 2 * TTL  # noqa: E731
     assert until(missed, 60.0) is not None, leader.output
-    assert [each.grants() for each in made.machines] == [each is leader for each in made.machines]
+    assert made.leader() is leader
     assert leader.cluster()["epoch"] == epoch
     call(leader)
 

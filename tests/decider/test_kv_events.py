@@ -95,9 +95,11 @@ class Scene:
                 await asyncio.sleep(0.005)
 
     async def join(self, publisher: Publisher) -> None:
-        """Until what is published arrives: what a publisher sends before it knows of a subscriber is lost."""
+        """Until what is published arrives: what a publisher sends before it knows of a subscriber is lost. Then nothing
+        is on its way any more."""
         blocks = iter(range(10**6, 10**7))
         await self.until(lambda: self.cache_age.live, lambda: publisher.store(next(blocks)))
+        await self.until(lambda: self.cache_age.expected == publisher.number)
 
 
 def play(folder: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:

@@ -60,11 +60,12 @@ class SmallSidecar:
         if request.path != "/models/p/ensure" or not right:
             request.send_error(403 if not right else 404)
             return
-        self.asked += 1
-        if self.model.pending is None and self.model.state == "sleeping":
-            self.model = msgspec.structs.replace(self.model, pending="wake")
-            self._timers.append(threading.Timer(self.takes, self.wake))
-            self._timers[-1].start()
+        with self._lock:  # a report of another thread would put the model back as it was
+            self.asked += 1
+            if self.model.pending is None and self.model.state == "sleeping":
+                self.model = msgspec.structs.replace(self.model, pending="wake")
+                self._timers.append(threading.Timer(self.takes, self.wake))
+                self._timers[-1].start()
         body = encode(Ensured(model=self.model))
         request.send_response(200)
         request.send_header("content-length", str(len(body)))

@@ -76,7 +76,7 @@ class Stream:
 
 def test_what_waits_past_its_deadline_is_told_then(site: Site) -> None:
     with Stream(site, max_tokens=LONG, stopped=True):
-        answer, took = timed(lambda: site.ask({"max_tokens": 1}, x_weir_deadline_ms="300"))
+        answer, took = timed(lambda: site.ask_at_once({"max_tokens": 1}, x_weir_deadline_ms="300"))
         assert code(answer) == (504, "deadline_exceeded", "expired")
         assert took > 0.25
         assert "in the queue of class 'default'" in answer.json()["error"]["message"]
@@ -87,7 +87,7 @@ def test_what_waits_past_its_deadline_is_told_then(site: Site) -> None:
 def test_the_sdks_own_patience_is_a_deadline_too(site: Site) -> None:
     with Stream(site, max_tokens=LONG, stopped=True):
         told = {"x_stainless_read_timeout": "0.3", "x_weir_deadline_ms": "60000"}
-        answer, took = timed(lambda: site.ask({"max_tokens": 1}, **told))
+        answer, took = timed(lambda: site.ask_at_once({"max_tokens": 1}, **told))
         assert code(answer) == (504, "deadline_exceeded", "expired")
         assert took > 0.25
 
@@ -96,7 +96,7 @@ def test_what_cannot_make_it_is_told_at_once_and_when_to_come_back(site: Site) -
     for _ in range(3):  # so it is known how fast work drains, and how long such answers are
         assert site.ask({"max_tokens": 1100}).status_code == 200
     with Stream(site, max_tokens=6000):
-        answer = site.ask({"max_tokens": 2000}, x_weir_deadline_ms="1000")
+        answer = site.ask_at_once({"max_tokens": 2000}, x_weir_deadline_ms="1000")
         assert code(answer) == (503, "deadline_unreachable", "deadline_unreachable"), "it is not let wait for its 504"
         seconds, milliseconds = int(answer.headers["retry-after"]), int(answer.headers["retry-after-ms"])
         assert 1000 <= milliseconds <= 60_000
@@ -126,7 +126,7 @@ def test_a_stream_whose_engine_stands_still_is_ended_all_the_same(site: Site) ->
 
 
 def test_a_whole_answer_past_its_deadline_is_a_504_and_its_engine_stops(site: Site) -> None:
-    answer = site.ask({"max_tokens": LONG}, x_weir_deadline_ms="300")
+    answer = site.ask_at_once({"max_tokens": LONG}, x_weir_deadline_ms="300")
     assert code(answer) == (504, "deadline_exceeded", "expired")
     assert until(lambda: site.engine.running() == 0, 20.0) is not None, "it would go on for 30 s"
 
@@ -134,7 +134,7 @@ def test_a_whole_answer_past_its_deadline_is_a_504_and_its_engine_stops(site: Si
 def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
     """That they waited for no longer says nothing of the engine."""
     for _ in range(8):
-        answer = site.ask({"max_tokens": LONG}, x_weir_deadline_ms="50")  # a short answer may be there as soon
+        answer = site.ask_at_once({"max_tokens": LONG}, x_weir_deadline_ms="50")  # a short answer may be there as soon
         assert code(answer) == (504, "deadline_exceeded", "expired")
     (engine,) = site.gateway.fleet()["engines"]
     assert engine["breaker"] == "closed"
@@ -153,7 +153,7 @@ def test_where_the_policy_lets_them_finish_streams_do(site: Site) -> None:
     assert rest[-1] == "[DONE]"
     assert len(rest) >= 3000
     with Stream(site, max_tokens=LONG, stopped=True):
-        answer = site.ask({"max_tokens": 1}, x_weir_deadline_ms="200")
+        answer = site.ask_at_once({"max_tokens": 1}, x_weir_deadline_ms="200")
         assert code(answer) == (504, "deadline_exceeded", "expired"), "what has not begun does not finish"
     site.use(POLICY)
 

@@ -238,7 +238,7 @@ def test_what_its_own_deadline_ends_costs_what_an_engine_was_made_to_do(site: Si
     before = left(site, "refunded")
     site.engine.faults(hang=True)
     try:
-        answer = site.ask({"max_tokens": 2000}, key=key_of("refunded"), x_weir_deadline_ms="300")
+        answer = site.ask_at_once({"max_tokens": 2000}, key_of("refunded"), x_weir_deadline_ms="300")
     finally:
         site.engine.faults()
     assert code(answer) == (504, "deadline_exceeded")

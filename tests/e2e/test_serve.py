@@ -222,7 +222,7 @@ def test_models_of_the_whole_fleet_are_one_list(tmp_path: Path) -> None:
             models = {model["id"]: len(model["engines"]) for model in running.fleet()["models"]}
             assert models == {"a": 1, "org/b": 1, "shared": 2}
             assert get(f"{running.control}/livez") == (200, b"ok\n")
-            assert both()
+            assert until(both, 60.0) is not None, "one that is held up is out for a moment"
 
 
 def test_a_call_is_one_line_of_the_log(tmp_path: Path, engine: SimEngine) -> None:

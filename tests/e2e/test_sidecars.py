@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -43,7 +44,8 @@ def test_calls_wake_a_model_and_are_answered_as_soon_as_it_is(gateway: Gateway, 
     assert [model["id"] for model in json.loads(get(f"{gateway.url}/v1/models")[1])["data"]] == ["sim"]
     sidecar.takes = 600.0  # until the test wakes it, when all of them wait
     calls = [Call(gateway.url, stream=True, max_tokens=1) for _ in range(20)]
-    assert until(lambda: sidecar.asked > 0, 60.0) is not None
+    begun = partial(gateway.total, "weir_sidecar_ensures_total", result="begun")
+    assert until(lambda: begun() == 1, 60.0) is not None, "the answer has come, too: once it is awake, none is read"
     assert until(lambda: sidecar.report().waiting == 20, 60.0) is not None, "the last may come after the order"
     sidecar.wake()
     for call in calls:
@@ -53,12 +55,15 @@ def test_calls_wake_a_model_and_are_answered_as_soon_as_it_is(gateway: Gateway, 
     demand = sidecar.report()
     assert (demand.in_flight, demand.waiting, demand.withdrawn) == (0, 0, False)
     assert gateway.total("weir_wake_wait_seconds_count", **{"class": "default"}) == 20
-    assert gateway.total("weir_sidecar_ensures_total", result="begun") == 1
+    assert begun() == 1
     assert gateway.total("vllm_requests_total", model_id="sim") == 20
     assert gateway.total("vllm_request_duration_seconds_count", model_id="sim") == 20
-    (engine,) = gateway.fleet()["engines"]
-    assert until(lambda: gateway.fleet()["engines"][0]["running"] == 0, 60.0) is not None, "telemetry watches it too"
-    assert engine["up"]
+
+    def watched() -> bool:
+        (engine,) = gateway.fleet()["engines"]
+        return bool(engine["up"]) and engine["running"] == 0
+
+    assert until(watched, 60.0) is not None, "telemetry watches it too; held up for a second, the engine is not up"
 
 
 @pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])

@@ -105,7 +105,8 @@ def test_a_watch_goes_on_while_the_gateway_is_away_and_ends_with_its_reader(tmp_
             assert watch.stderr is not None
             json.loads(watch.stdout.readline())
             gateway.child.kill()
-            assert "no connection" in watch.stderr.readline()
+            # One that it was just asking hangs up on it first.
+            assert any("no connection" in line for line in watch.stderr)
             with Gateway(tmp_path / "again", "--engine", "sim", "--control", control):
                 json.loads(watch.stdout.readline())
                 watch.stdout.close()

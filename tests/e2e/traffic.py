@@ -30,7 +30,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Why is the river level?"}]
 QUICK = {"poll": "50ms", "health": "20s"}  # fleet: an engine that waits for a core for seconds is no dead one
-APPLIED = "is active ("  # the gateway's line on a policy that has replaced another
 
 
 def body(**fields: Any) -> Tree:
@@ -76,18 +75,18 @@ class Site:
         new.write_text(text, encoding="utf-8")
         new.replace(self.file)
 
-    def applied(self) -> int:
-        """How many policies have replaced another."""
-        return self.gateway.child.output().count(APPLIED)
+    def version(self) -> int:
+        """The number of the active policy. Its line in the output comes later, by a thread."""
+        return int(json.loads(get(f"{self.gateway.control}/status")[1])["policy"]["version"])
 
     def use(self, policy: Tree) -> None:
         """Save a policy and wait until it is active; where the file says it already, nothing would be applied."""
         if self.file.exists() and self.file.read_text() == _text(policy):
             return
-        before = self.applied()
+        before = self.version()
         self.save(policy)
         self.hang_up()
-        assert until(lambda: self.applied() > before, 60.0) is not None, self.gateway.child.output()
+        assert until(lambda: self.version() > before, 60.0) is not None, self.gateway.child.output()
 
     def hang_up(self) -> None:
         """SIGHUP: read the file now."""
@@ -106,6 +105,17 @@ class Site:
         if key is not None:
             given["authorization"] = f"Bearer {key}"
         return self.http.post(CHAT, json=body(**(fields or {})), headers=given)
+
+    def ask_at_once(self, fields: Tree, key: str | None = None, **headers: str) -> httpx.Response:
+        """As `ask`, with head and body in one write: a deadline counts from the head, and httpx may be held up before
+        it sends the body."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            given["authorization"] = f"Bearer {key}"
+        lines = [(name.encode(), value.encode()) for name, value in given.items()]
+        with Wire(self.gateway.url) as wire:
+            status, told, data = wire.ask(json.dumps(body(**fields)).encode(), lines)
+        return httpx.Response(status, headers=told, content=data)
 
     def openai(self, key: str = "none", *, retries: int = 0) -> openai.OpenAI:
         url = f"{self.gateway.url}/v1"

@@ -152,9 +152,9 @@ def test_sleep_ends_what_runs_with_abort(sim: Start) -> None:
 @pytest.mark.slow
 def test_sleep_may_wait_for_what_runs(sim: Start) -> None:
     server = sim(speed=1.0)
+    faults(server, slow=50.0)  # what runs is not over before the others are there
     with send(server, max_tokens=300) as running:
         server.until(lambda it: bool(it.engine.scheduler.running))
-        faults(server, slow=50.0)  # what runs is not over before the others are there
         with server.raw() as sleep:
             sleep.sendall(b"POST /sleep?mode=wait HTTP/1.1\r\nhost: x\r\n\r\n")
             server.until(lambda it: bool(it.sleeping.when_idle))

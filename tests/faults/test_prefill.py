@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import uvloop
 
+from gateway.core.engines import transfer
 from gateway.core.policy.policy import Policy, Routing, Timeouts
 from gateway.core.request.record import PrefillNote, Record
 from gateway.serve.assembly import Gateway
@@ -28,6 +29,8 @@ from tests.faults.scripted import Answer, ask, gateway_over, port_of, settled
 pytestmark = pytest.mark.slow  # sockets and seconds
 
 LONG = "word " * 600
+SPEED = 20.0  # of the engines
+PATIENT = 60.0  # seconds, more than a machine stands still
 Body = Callable[[Gateway, SimServer, SimServer], Awaitable[None]]
 
 
@@ -47,7 +50,7 @@ def scenario(
     async def main() -> None:
         async with AsyncExitStack() as stack:
             servers = [
-                SimServer(sim_config(models=("m",), speed=20.0, kv_transfer=True, on_kv_failure=on_failure))
+                SimServer(sim_config(models=("m",), speed=SPEED, kv_transfer=True, on_kv_failure=on_failure))
                 for _ in roles
             ]
             urls = [await stack.enter_async_context(server) for server in servers]
@@ -68,6 +71,17 @@ def scenario(
             assert problems == []
 
     uvloop.run(main())
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still makes no engine that reads too late."""
+    monkeypatch.setattr(transfer, "LEAST_WITHIN", PATIENT)
+
+
+def kept_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No prompt is freed before it is fetched, though the machine stands still."""
+    monkeypatch.setattr(side_channel, "KEPT", PATIENT * SPEED)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -119,7 +133,9 @@ ROUTES: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_prompt_read_elsewhere_gives_the_answer_of_one_engine(path: str, stream: bool) -> None:
+def test_a_prompt_read_elsewhere_gives_the_answer_of_one_engine(
+    path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:
         said = await ask(port_of(gateway), post(path, ROUTES[path] | {"stream": stream}))
         assert said.status == 200, said.body
@@ -133,6 +149,7 @@ def test_a_prompt_read_elsewhere_gives_the_answer_of_one_engine(path: str, strea
         assert "x-weir-prefill" not in alone.headers
         assert words(said.body) == words(alone.body) != set()
 
+    kept_long(monkeypatch)
     scenario(body)
 
 
@@ -154,7 +171,9 @@ def words(body: bytes) -> set[bytes]:
         (Faults(hang=True), "timeout"),
     ],
 )
-def test_a_failure_of_the_first_half_means_here_with_the_reason(faults: Faults, failure: str) -> None:
+def test_a_failure_of_the_first_half_means_here_with_the_reason(
+    faults: Faults, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:
         found = records(gateway)
         reader.set_faults(faults)
@@ -171,6 +190,8 @@ def test_a_failure_of_the_first_half_means_here_with_the_reason(faults: Faults, 
         elif failure != "fetch":
             assert {name: place(again)[name] for name in shunned} == shunned
 
+    if failure == "timeout":
+        monkeypatch.setattr(transfer, "LEAST_WITHIN", 1.0)
     scenario(body, within=5.0 if failure == "timeout" else 60.0)
 
 
@@ -196,7 +217,7 @@ def test_an_engine_that_recomputes_answers_though_it_cannot_fetch() -> None:
 
 def test_an_engine_that_is_told_of_no_place_to_fetch_from_says_so() -> None:
     async def main() -> None:
-        config = sim_config(models=("m",), speed=20.0, kv_transfer=True, on_kv_failure="fail")
+        config = sim_config(models=("m",), speed=SPEED, kv_transfer=True, on_kv_failure="fail")
         async with SimServer(config) as url, asyncio.timeout(60):
             params = {"do_remote_prefill": True, "remote_engine_id": "e"}
             assert (await ask(int(url.rpartition(":")[2]), chat(kv_transfer_params=params))).status == 500
@@ -224,19 +245,29 @@ def test_a_client_that_leaves_cancels_both_halves(stage: str, monkeypatch: pytes
         writer.set_faults(Faults())
 
     if stage == "fetching":
+        kept_long(monkeypatch)
         monkeypatch.setattr(side_channel, "transfer_seconds", lambda tokens: 1000.0)
     scenario(body)
 
 
 def test_a_prompt_that_nobody_fetches_is_freed_after_its_time() -> None:
     async def body(gateway: Gateway, reader: SimServer, writer: SimServer) -> None:
+        kept, clock, freed = reader.engine.kept, asyncio.get_running_loop().time, list[float]()
+        expire = kept.expire
+
+        def expires(request_id: str) -> None:
+            expire(request_id)
+            freed.append(clock())
+
+        kept.expire = expires  # type: ignore[method-assign] # to know when: a busy machine may look after it
+        began = clock()
         await writer.stop()
         said = await ask(port_of(gateway), chat())
         assert (said.status, said.headers["x-weir-engine"]) == (200, "engine-1"), "nobody else is left"
         assert gateway.decider.up, "balancers send calls on"
-        assert len(reader.engine.kept) == 1
-        await until(lambda: not len(reader.engine.kept))
-        assert (reader.engine.kept.fetched, reader.engine.kept.expired) == (0, 1)
+        await until(lambda: freed)
+        assert freed[0] - began >= side_channel.KEPT / SPEED
+        assert (len(kept), kept.fetched, kept.expired) == (0, 0, 1)
 
     scenario(body)
 

@@ -26,7 +26,8 @@ from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, re
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-PLAIN = {"timeouts": Timeouts(first_byte=2.0, stall=2.0), "routing": Routing(slow_start=0.0)}
+# No test waits for a timeout; each is longer than a machine stands still.
+PLAIN = {"timeouts": Timeouts(first_byte=60.0, stall=60.0), "routing": Routing(slow_start=0.0)}
 POLICY = Policy(**PLAIN)  # type: ignore[arg-type] # fields of a Policy
 HEDGED = Policy(hedging=0.03, **PLAIN)  # type: ignore[arg-type]
 PATIENT = Policy(hedging=1.0, **PLAIN)  # type: ignore[arg-type] # longer than a machine stands still

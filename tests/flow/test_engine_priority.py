@@ -22,9 +22,11 @@ def test_an_important_call_goes_before_what_waits_in_the_engine(
     try:
         file = policy(tmp_path, engine.url, scheduling)
         with Gateway(tmp_path / "gateway.log", "--policy", str(file), *words) as gateway:
-            ended = answered(gateway, engine.url, "sim", 120)
+            engine.faults(slow=20.0)  # the first batch call is not over before the last call is there
+            ended = answered(gateway, engine.url, "sim", 120, all_there=engine.faults)
     finally:
         engine.child.stop()
     assert {status for _, status in ended} == {200}, "an engine without priorities is told none: it would refuse them"
     place = [name for name, _ in ended].index("interactive")
-    assert place == BATCH if scheduling == "fcfs" else place <= 1
+    # Of the last two, which end milliseconds apart, either thread may be the first to have its answer.
+    assert place >= BATCH - 1 if scheduling == "fcfs" else place <= 1

@@ -149,8 +149,8 @@ def test_counts_of_a_relay_that_has_died_outlive_the_decider_too(tmp_path: Path)
             pid = made.pid(role)
             os.kill(pid, signal.SIGKILL)
             made.replaced(role, pid)
-        assert made.gateway.total("weir_requests_total") == ended["ok"]
-        assert made.gateway.total("weir_connections") == 0
+        counted(made, ended["ok"])  # a relay that does not tell the new decider at once is left out of a look
+        assert until(lambda: made.gateway.total("weir_connections") == 0, 60.0) is not None
 
 
 def test_no_connection_is_refused_while_a_relay_has_a_seat(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_nobody_is_left_behind_by_a_parent_that_is_killed(tmp_path: Path) -> Non
 def runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it was reaped after its file was opened
         return False
 
 

@@ -94,6 +94,7 @@ def test_every_relay_shows_a_newer_certificate_on_a_hangup(secure: Secure, tmp_p
     os.kill(secure.child.pid, signal.SIGHUP)
     assert until(lambda: secure.certificates().isdisjoint(before), 60.0) is not None
     assert until(lambda: len(secure.certificates()) == 1, 60.0) is not None, "the other relay has it too"
+    assert until(lambda: _others(secure, []), 60.0) is not None, "the decider's control port may have it later"
     assert [each["role"] for each in secure.processes()] == ["parent", "decider", "relay", "relay"], (
         "with the newer one"
     )

@@ -20,6 +20,7 @@ import uvloop
 
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 from gateway.upstream.trust import Trust
+from tests.wire.server_harness import UnhurriedLoop
 
 OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"content-length: 2\r\n\r\nok"
@@ -194,6 +195,8 @@ def run(
     """
 
     async def main() -> None:
+        running = asyncio.get_running_loop()
+        ticking = running.create_task(running.running_time.tick()) if isinstance(running, UnhurriedLoop) else None
         warm = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)  # uvloop opens descriptors of its own
         warm.close()
         await asyncio.sleep(0)
@@ -226,6 +229,9 @@ def run(
             for peer in rig.all:
                 peer.writer.transport.abort()
             server.close()
+        if ticking is not None:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
         await rig.until(lambda: open_fds() <= fds)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert len(rig.errors) == errors, rig.errors

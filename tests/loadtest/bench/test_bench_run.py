@@ -128,11 +128,12 @@ def test_what_is_due_in_the_last_moment_of_a_run_is_sent(monkeypatch: pytest.Mon
             return super().call_at(when + 0.006, callback, *args)
 
     monkeypatch.setattr("loadtest.bench.run.WallClock", LateTimers)
-    scenario = scenario_of(Arrivals(constant=Rate(400.0)), 1.0)
+    # The last timer rings after the end. No more than BURST: where the bench is held up all are due then.
+    scenario = scenario_of(Arrivals(constant=Rate(100.0)), 0.304)
     with served(always(GOOD)) as server:
         load = Load(planned=planned(scenario), seconds=scenario.seconds, clients=Clients(timeout=60.0))
         ran = run(TargetRun(Target(name="t", addresses=[server.address]), load, 0, lambda share, words: None), None)
-    assert Counter(result.outcome for result in ran.results) == {"ok": 400}
+    assert Counter(result.outcome for result in ran.results) == {"ok": 31}
 
 
 def test_connections_are_used_again() -> None:
@@ -340,9 +341,8 @@ def test_what_targets_tell_is_sampled() -> None:
     )
 
     async def later(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
-        while not metrics.bodies:
+        while len(metrics.bodies) < 2:  # who asks again has the first sample
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.05)
         writer.write(GOOD)
 
     with served(always(plain(200, page, kind=b"text/plain"))) as metrics, served(later) as server:

@@ -55,7 +55,7 @@ folder, index, size = sys.argv[1:]
 print("claimed", flush=True)
 sys.stdin.readline()
 had, most = 0, 0
-for _ in range(300):
+while had < 100:  # the other one may be held up while it has the memory: a number of tries could end meanwhile
     try:
         claim(Path(folder), {int(index): int(size)})
     except OutOfMemory:
@@ -63,7 +63,7 @@ for _ in range(300):
     had += 1
     most = max(most, sum(name.count(".") == 2 for name in os.listdir(folder)))
     claim(Path(folder), {int(index): 0})
-print(had > 0, most, flush=True)
+print(most, flush=True)
 """
 
 
@@ -166,7 +166,7 @@ def test_two_that_claim_at_once_do_not_both_get_it(tmp_path: Path) -> None:
     with claimer(BY_FORCE, tmp_path, 0, 600) as a, claimer(BY_FORCE, tmp_path, 0, 600) as b:
         a.tell("go")
         b.tell("go")
-        assert [a.hear(), b.hear()] == ["True 1", "True 1"]
+        assert [a.hear(), b.hear()] == ["1", "1"]
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -61,11 +61,16 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 def left_by_another(log: Path, engine: str) -> ProcessRecord:
-    """The record of an engine whose sidecar has ended."""
+    """The record of an engine whose sidecar has ended, and which bears its mark."""
     done = subprocess.run(
         [sys.executable, "-c", SPAWNER, FORKS, str(log), engine], capture_output=True, timeout=WITHIN, check=True
     )
-    return msgspec.json.decode(done.stdout, type=ProcessRecord)
+    record = msgspec.json.decode(done.stdout, type=ProcessRecord)
+    until = time.monotonic() + WITHIN
+    while process_family.marker_of(record.pid) is None:  # the kernel shows it a moment after the program runs
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    return record
 
 
 async def child_of(process: Process, what: str = "child") -> int:

@@ -31,7 +31,6 @@ from sidecar.core.vllm import Completion
 from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process import vllm_engine
 from sidecar.process.engine import VllmEngines
-from sidecar.process.engine_api import EngineApi
 from sidecar.process.process_family import marker_of
 from sidecar.residency.machine import Engine, Engines
 from tests.sidecar.laid_out import lay_out
@@ -260,20 +259,25 @@ def test_a_model_that_only_pools_serves_without_a_canary(tmp_path: Path, status:
     run(scenario)
 
 
+def a_probe_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on; longer all the same than a busy machine holds up an engine that computes, or is about to answer."""
+    monkeypatch.setattr(vllm_engine, "LIVENESS", 8.0)
+    monkeypatch.setattr(vllm_engine, "COMPUTES", 0.01 / 4)  # a busy machine leaves little to it
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_an_engine_that_answers_late_hangs_unless_it_computes(
     tmp_path: Path, computes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel is compiled, or a CPU reads a long prompt: one step takes longer than a probe."""
-    monkeypatch.setattr(vllm_engine, "LIVENESS", 2.0)
-    monkeypatch.setattr(vllm_engine, "COMPUTES", 0.01)  # a busy machine leaves little to it
 
     async def scenario() -> None:
         engine = await Box(tmp_path, vllm(tmp_path, SERVES), models="m: {model_path: x, sleep: {level: 1}}").start()
         await engine.ready()
         await engine.alive()
+        a_probe_is_short(monkeypatch)
         if computes:
-            answers(tmp_path, is_sleeping=(2, '{"is_sleeping":false}'))
+            answers(tmp_path, is_sleeping=(5, '{"is_sleeping":false}'))
             began = time.monotonic()
             await engine.alive()
             assert time.monotonic() - began > vllm_engine.LIVENESS / 2, "it did not come late"
@@ -290,17 +294,14 @@ def test_an_engine_that_answers_late_hangs_unless_it_computes(
 def test_one_that_computes_is_not_ended_as_it_is_taken_over_or_looked_at(
     tmp_path: Path, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_engine, "LIVENESS", 2.0)
-    monkeypatch.setattr(vllm_engine, "COMPUTES", 0.01)
-    monkeypatch.setattr(EngineApi.is_sleeping, "__defaults__", (2.0,))
-
     async def scenario() -> None:
         box = Box(tmp_path, vllm(tmp_path, SERVES), models="m: {model_path: x, sleep: {level: 1}}")
         engine = await box.start()
         record = engine.record(level=0, told=await engine.ready())
         await engine.leave()
         engine = await box.engines.adopt("m", record)
-        answers(tmp_path, **{asked: (3, '{"is_sleeping":false}' if asked == "is_sleeping" else "")})
+        a_probe_is_short(monkeypatch)
+        answers(tmp_path, **{asked: (5, '{"is_sleeping":false}' if asked == "is_sleeping" else "")})
         assert (await engine.awake(), await engine.busy()) == (0, 0)
         await engine.stop()
 
@@ -383,10 +384,11 @@ def test_one_that_waits_for_another_ones_download_of_its_model_gets_on(tmp_path:
         blobs = tmp_path / where / "models--some--Model" / "blobs"
         blobs.mkdir(parents=True)
         ends = time.monotonic() + 6.0  # three stalls
-        while time.monotonic() < ends and not ready.done():
+        while not ready.done():  # also while it starts at last, which takes a busy machine longer than a stall
             (blobs / secrets.token_hex(8)).write_bytes(b"x" * 100_000)
+            if time.monotonic() > ends:
+                (tmp_path / "downloaded").touch()
             await asyncio.sleep(0.1)
-        (tmp_path / "downloaded").touch()
         await ready
         await engine.stop()
 
@@ -484,7 +486,8 @@ def test_the_size_of_the_cache_is_what_the_smallest_worker_says(tmp_path: Path) 
         )
         box = Box(tmp_path, vllm(tmp_path, said + SERVES))
         engine = await box.start()
-        await first_line(engine)
+        while len(engine.lines(9)) < 2:  # what an engine says is read a moment after it is written
+            await asyncio.sleep(0.01)
         assert (await engine.ready()).kv_bytes == 1.5 * GIB
         await engine.stop()
 
@@ -703,7 +706,8 @@ def test_what_is_left_of_an_earlier_sidecar_is_swept_away(tmp_path: Path) -> Non
 FORKS = """
 import subprocess
 # A child; without a parent that lives one in a session of its own, and one without the marker; one without all that.
-NAP = [sys.executable, "-ISu", "-c", "import os, time; print(os.getpid()); time.sleep(99)"]
+# They write at the same time, so each its line in one piece: `print` writes the end of a line by itself.
+NAP = [sys.executable, "-ISu", "-c", "import os, time; os.write(1, b'%d' % os.getpid() + bytes([10])); time.sleep(99)"]
 def orphan(how):
     subprocess.run([sys.executable, "-ISc", f"import subprocess, sys; subprocess.Popen(sys.argv[1:], {how})", *NAP])
 subprocess.Popen(NAP)

@@ -209,7 +209,9 @@ def test_without_dev_mode_a_busy_engine_must_make_steps(running: tuple[Child, st
             await api.alive(60.0)
             assert await busy(api)
             await post(api, "/_faults", {"hang": True})
-            error = await fails("timeout", api.alive(4.0))
+            # An engine that is held up may leave the last question unanswered, which says nothing of its steps.
+            while str(error := await fails("timeout", api.alive(4.0))).startswith("/metrics: "):
+                pass
             assert str(error) == "no step in 4 s with 1 running and 0 waiting requests: EngineCore hangs"
             long.cancel()
             await asyncio.wait((long,))

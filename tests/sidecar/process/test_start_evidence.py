@@ -131,10 +131,10 @@ def slow_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slow_cores")
 def test_a_hang_that_burns_cpu_is_given_up_after_two(tmp_path: Path) -> None:
     async def scene() -> None:
-        start = Start(HUNG.format(SPINS), tmp_path)
+        start = Start(HUNG.format(SPINS), tmp_path, LONG)
         await start.wrote("No available")
         took, why = await start.given_up()
-        assert took >= 2 * STALL
+        assert took >= 2 * LONG
         assert "without progress, though it burnt CPU (the last, " in why
 
     run(scene)
@@ -145,8 +145,8 @@ def test_cpu_time_of_a_child_counts_too(tmp_path: Path) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 
     async def scene() -> None:
-        took, why = await Start(child, tmp_path).given_up()
-        assert took >= 2 * STALL
+        took, why = await Start(child, tmp_path, LONG).given_up()
+        assert took >= 2 * LONG
         assert "though it burnt CPU" in why
 
     run(scene)

@@ -106,7 +106,8 @@ def test_on_one_gpu_the_others_engines_are_foreign_memory(tmp_path: Path) -> Non
             assert one.engines() == engines
             one.ask("POST", "/models/a/stop")
             two.awake("b")
-            assert one.engines() == []
+            # An engine gives its memory back, which is all that the other sidecar sees, a moment before it has ended.
+            assert until(lambda: one.engines() == [], 60.0) is not None
             held(one)
 
 

@@ -74,7 +74,8 @@ def test_a_prompt_is_read_by_the_profile_that_reads(gateway: Gateway) -> None:
     assert sorted(engines(gateway)) == ["reader@box", "writer@box"]
     assert answer.headers["x-weir-prefill"].startswith("there; "), answer.headers
     assert "reason=stalls" in answer.headers["x-weir-prefill"], "any reading would slow the stream down"
-    assert gateway.total("weir_prefills_total", place="there") == 1
+    # A call is counted once it is settled, which is after its answer.
+    assert until(lambda: gateway.total("weir_prefills_total", place="there") == 1, 60.0) is not None
     assert until(gateway.idle, 60.0) is not None
     assert until(lambda: bool(split(gateway)), 60.0) is not None
     (record,) = split(gateway)
