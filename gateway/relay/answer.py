@@ -121,13 +121,12 @@ class Relay:
     def delivered(self) -> bool:
         """Whether the client has the whole answer, though it has not been ended: then that is its outcome.
 
-        OpenAI's client closes at `[DONE]`, before the chunk that ends the body. A deadline or a drain may come in the
-        moment between the two."""
+        A deadline or a drain may come in the moment between the last event and the chunk that ends the body."""
         usage, end = self.usage, self._end
         if end is not None and end.done() and not end.cancelled() and self.error is None:
             self._finish()  # the engine has ended it in this turn of the loop
             return True
-        if isinstance(usage, SSEUsage) and usage.ended(self._call.route.last_event) and not usage.error:
+        if isinstance(usage, SSEUsage) and usage.delivered(self._call.route.last_event):
             self.outcome = Outcome.OK
             return True
         return False

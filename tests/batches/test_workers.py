@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -117,7 +118,7 @@ def test_another_relay_works_on_when_the_one_that_does_is_killed(
     engine.faults()
     with client(gateway, "none") as caller:
         whole(caller, id, LINES)
-    kept = lambda: gateway.total("weir_batch_lines_total", result="completed")  # noqa: E731
+    kept = partial(gateway.total, "weir_batch_lines_total", result="completed")
     assert until(lambda: kept() > 0, 60.0) is not None
     assert kept() <= LINES, "a relay that is killed takes the counts of its last second with it"
     assert until(lambda: gateway.total("weir_batch_jobs", status="completed") == 1, 60.0) is not None
@@ -253,5 +254,5 @@ def test_a_batch_goes_on_from_one_process_to_several_and_back(tmp_path: Path, en
         engine.faults()
         with client(first, "none") as caller:
             whole(caller, id, 2 * LINES)
-        kept = lambda: first.total("weir_batch_lines_total", result="completed")  # noqa: E731
+        kept = partial(first.total, "weir_batch_lines_total", result="completed")
         assert until(lambda: kept() == 2 * LINES, 60.0) is not None, "those before tell their counts to the next"

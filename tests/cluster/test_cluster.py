@@ -13,6 +13,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,8 @@ def _decided_by_one(two: Site) -> None:
     assert f"cluster prod: {leader.member} leads" in _readyz(other)
     assert "talk in the clear" in leader.output
     # Each machine counts the calls of its own relays. One that is held up tells its totals with a later question.
-    counted = lambda: all(machine.gateway.total("weir_requests_total") >= 6 for machine in two.machines)  # noqa: E731
-    assert until(counted, 60.0) is not None
+    totals = [partial(machine.gateway.total, "weir_requests_total") for machine in two.machines]
+    assert until(lambda: all(total() >= 6 for total in totals), 60.0) is not None
 
 
 def _readyz(machine: Machine) -> str:

@@ -44,11 +44,12 @@ class Shared:
 
     def kill_and_empty(self) -> None:
         """The same, and empty the store before another can lead, however long this takes: the others stand still."""
-        others = self.site.others(self.site.leader())
+        leader = self.site.leader()
+        others = self.site.others(leader)
         for other in others:
             other.signal(signal.SIGSTOP)
         try:
-            self._end(next(each for each in self.site.machines if each not in others))
+            self._end(leader)
             self.empty()
         finally:
             for other in others:

@@ -114,7 +114,7 @@ def play(path: Path, scene: Scene, *, poll: float = 0.02, settle: float = 0.05) 
 
 
 def in_place(path: Path, data: str) -> None:
-    """It is empty for a moment, and read so where whoever writes it is held up."""
+    """Write a file in place. The file is empty for a moment, and is read so where its writer is held up."""
     path.write_text(data)
 
 
@@ -140,7 +140,7 @@ def deleted_and_created(path: Path, data: str) -> None:
 
 
 def in_pieces(path: Path, data: str) -> None:
-    """A piece is read where whoever writes is held up."""
+    """Write a file in pieces. A piece is read by itself where its writer is held up."""
     with path.open("w") as file:
         for character in data:
             file.write(character)

@@ -170,6 +170,11 @@ class SSEUsage:
         """Whether the stream has had its last event (see Route), or an error event."""
         return self.done or self.error or (last_event != b"" and last_event in self._last)
 
+    def delivered(self, last_event: bytes) -> bool:
+        """Whether the client has the whole answer, though its body has not ended: OpenAI's client closes at `[DONE]`,
+        before the chunk that ends the body."""
+        return self.ended(last_event) and not self.error
+
     def _relayed(self, whole: bytes) -> bytes:
         self._last = whole or self._last
         if whole.rfind(b'"usage"') < 0 and whole.rfind(b'"error"') < 0 and whole.rfind(b"[DONE]") < 0:

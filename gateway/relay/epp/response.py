@@ -60,12 +60,9 @@ class ResponseReader:
         return self._status is not None
 
     def close(self) -> None:
-        """Report the end of the call if the stream has ended before its response.
-
-        OpenAI's client closes at `[DONE]`, before the chunk that ends the body. It has the whole answer then.
-        """
+        """Report the end of the call if the stream has ended before its response."""
         usage = self._usage
-        delivered = isinstance(usage, SSEUsage) and usage.ended(self._route.last_event) and not usage.error
+        delivered = isinstance(usage, SSEUsage) and usage.delivered(self._route.last_event)
         if delivered or (self._status is not None and self._mode == messages.NONE):
             self._finish()
         else:

@@ -48,6 +48,7 @@ def test_the_usage_event_is_read_and_hidden_if_need_be(hide: bool, end: str) -> 
     assert numbers(reader) == (12, 7, None)
     assert reader.done
     assert reader.ended(b"")
+    assert reader.delivered(b"")
     assert not reader.error
 
 
@@ -125,6 +126,7 @@ def test_errors_in_a_stream(data: bytes, refused: bool) -> None:
     assert reader.feed(data) == data
     assert (reader.error, reader.refused) == (True, refused)
     assert reader.ended(MESSAGE_STOP)
+    assert not reader.delivered(MESSAGE_STOP)
     assert numbers(reader) == (None, None, None)
 
 

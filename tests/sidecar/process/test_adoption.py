@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from loadtest.processes import until
 from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
 from sidecar.process.process import Process
@@ -66,10 +66,8 @@ def left_by_another(log: Path, engine: str) -> ProcessRecord:
         [sys.executable, "-c", SPAWNER, FORKS, str(log), engine], capture_output=True, timeout=WITHIN, check=True
     )
     record = msgspec.json.decode(done.stdout, type=ProcessRecord)
-    until = time.monotonic() + WITHIN
-    while process_family.marker_of(record.pid) is None:  # the kernel shows it a moment after the program runs
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    # The kernel shows it a moment after the program runs.
+    assert until(lambda: process_family.marker_of(record.pid) is not None, WITHIN) is not None
     return record
 
 
@@ -93,10 +91,7 @@ def ended(pid: int) -> bool:
 
 def forgotten(pid: int) -> None:
     """Until init has reaped a process, before our loop learns of its end: its number means nothing then."""
-    until = time.monotonic() + WITHIN
-    while process_family.look(pid) is not None:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    assert until(lambda: process_family.look(pid) is None, WITHIN) is not None
 
 
 @pytest.mark.parametrize(
