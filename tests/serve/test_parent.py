@@ -94,7 +94,15 @@ def fork(fork=os.fork):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
     return fork()
 
+def waitpid(pid, options, waitpid=os.waitpid):
+    held = folder / "held"  # the parent waits for a core before it looks who has ended, until one has
+    if held.exists():
+        held.unlink()
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    return waitpid(pid, options)
+
 os.fork = fork
+os.waitpid = waitpid
 bound = socket.create_server(("127.0.0.1", 0))
 tell("port", bound.getsockname()[1])
 control = socket.create_server(("127.0.0.1", 0))
@@ -203,6 +211,17 @@ def test_who_could_not_be_started_before_a_hand_over_is_not_started_after_it(fam
     assert family.child.process.wait(WITHIN) == 0, "and those that the decider has not told to end do not stay"
     assert family.said("relay-1 ends")
     assert len(family.pids("relay-2")) == 1
+
+
+def test_the_last_words_of_one_that_has_ended_are_heard_before_its_end_is_judged(family: Family) -> None:
+    """Else a second decider would serve beside the gateway that has the sockets."""
+    held = family.folder / "held"
+    held.touch()
+    assert until(lambda: not held.exists(), WITHIN) is not None
+    (family.folder / "hands-over").touch()
+    ended = until(lambda: family.child.process.poll() == 0 or len(family.pids("decider-0")) > 1, WITHIN)
+    assert ended is not None
+    assert len(family.pids("decider-0")) == 1, family.child.output()
 
 
 def test_who_is_stopped_is_found(family: Family) -> None:

@@ -242,30 +242,34 @@ class Parent:
             if descriptor == self._wake:
                 os.read(self._wake, 4096)
                 continue
-            child = by_descriptor[descriptor]
-            try:
-                signs = child.beats.recv(4096)
-            except OSError:
-                signs = b""
+            signs = self._hear(by_descriptor[descriptor])
             if not signs:
                 time.sleep(0.001)  # it has ended, and is about to be reaped
-            if ALIVE in signs:
-                child.silent = 0.0
-            if READY in signs:
-                self._ready.add((child.place.role, child.place.number))
-                if child.place.role == "decider":
-                    self._manager.ready(f"{self._relays} relays and a decider", loops=False)
             takes = takes or TAKE in signs
-            self._told, self._offered = self._told or TOLD in signs, self._offered or OFFERED in signs
-            if CLOSING in signs and self._terms:
-                self._close()
-            if HANDED in signs:
-                self._handed, self._answered = True, self._terms
-                self._due.clear()  # nobody would ever end a relay that starts now
-                if self._successor.pid:
-                    self._manager.succeeded_by(self._successor.pid)
-                self._close()
         return takes
+
+    def _hear(self, child: Process) -> bytes:
+        """Take note of what a child has said since. Returns its signs; b"": it has ended."""
+        try:
+            signs = child.beats.recv(4096)
+        except OSError:
+            signs = b""
+        if ALIVE in signs:
+            child.silent = 0.0
+        if READY in signs:
+            self._ready.add((child.place.role, child.place.number))
+            if child.place.role == "decider":
+                self._manager.ready(f"{self._relays} relays and a decider", loops=False)
+        self._told, self._offered = self._told or TOLD in signs, self._offered or OFFERED in signs
+        if CLOSING in signs and self._terms:
+            self._close()
+        if HANDED in signs:
+            self._handed, self._answered = True, self._terms
+            self._due.clear()  # nobody would ever end a relay that starts now
+            if self._successor.pid:
+                self._manager.succeeded_by(self._successor.pid)
+            self._close()
+        return signs
 
     def _close(self) -> None:
         """No connection is taken any more. The paths stay for a gateway that has, or that gave, these sockets."""
@@ -287,6 +291,7 @@ class Parent:
                 self._say(f"{child} was stopped: it is killed")
                 os.kill(pid, signal.SIGKILL)
             elif child is not None:
+                self._hear(child)  # its last words decide what its end means
                 self._ended(child, os.waitstatus_to_exitcode(status))
             elif not stopped:  # who stops it lets it go on, or ends it
                 self._successor.ended(pid, status)
