@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -55,14 +56,13 @@ class World:
 
     def successor(self, child: int = 0) -> tuple[int, int]:
         """The process that SIGUSR2 starts, and one of its children: the first is its decider."""
-        main = self.main()
-        before = children_of(main)
-        os.kill(main, signal.SIGUSR2)
+        before = len(self.output())
+        os.kill(self.main(), signal.SIGUSR2)
         found: list[tuple[int, int]] = []
 
         def there() -> bool:
-            forked = [(pid, children_of(pid)) for pid in children_of(main) if pid not in before]
-            found.extend((pid, born[child]) for pid, born in forked if len(born) > child)
+            started = re.findall(r"process (\d+) was started to take over", self.output()[before:])
+            found.extend((pid, born[child]) for pid in map(int, started) if len(born := children_of(pid)) > child)
             return bool(found)
 
         assert until(there, 60.0, every=0.005) is not None, self.output()
@@ -171,9 +171,19 @@ def test_a_successor_whose_relay_dies_before_it_serves_leaves_somebody_who_serve
 
 def test_a_successor_that_is_told_to_end_before_it_serves_leaves_the_one_that_runs(tmp_path: Path) -> None:
     with world(tmp_path, "--workers", "2") as made:
-        before = made.main()
-        successor, _ = made.successor()
-        os.kill(successor, signal.SIGTERM)
+        for _ in range(10):
+            before, said = made.main(), len(made.output())
+            successor, _ = made.successor()
+            os.kill(successor, signal.SIGSTOP)  # from here on nobody tells the one before to stop
+            assert until(lambda pid=successor: stopped(pid), 60.0) is not None
+            early = "is up; serves" not in made.output()[said:]
+            if early:
+                os.kill(successor, signal.SIGTERM)
+            os.kill(successor, signal.SIGCONT)
+            if early:
+                break
+            assert until(lambda pid=successor: made.main() == pid, 60.0) is not None, made.output()
+        assert early, "this test was held up ten times"
         assert until(lambda: not Path(f"/proc/{successor}").exists(), 60.0) is not None, made.output()
         assert made.main() == before
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
