@@ -164,7 +164,7 @@ class Child:
         waited = until(lambda: condition() or not self.alive, timeout, every=every)
         if waited is None:
             raise self.failure(f"did not get to {what} within {timeout:.0f} s")
-        if not self.alive:
+        if not (self.alive or condition()):
             raise self.failure(f"ended before {what}")
         return waited
 

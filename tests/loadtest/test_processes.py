@@ -61,6 +61,12 @@ def test_a_child_that_dies_says_why(tmp_path: Path) -> None:
     assert started.process.returncode == 1
 
 
+def test_what_a_child_has_said_before_it_ended_is_heard(tmp_path: Path) -> None:
+    with child(tmp_path, "print('done')") as started:
+        assert started.process.wait(60.0) == 0
+        assert started.line("(done)", 60.0) == "done"
+
+
 def test_a_child_that_is_not_ready_in_time(tmp_path: Path) -> None:
     with (
         child(tmp_path, "import time; time.sleep(60)") as started,
