@@ -76,6 +76,16 @@ class Process:
         self._ran = ran
         self.silent += min(1.0, max(STARVED, share))
 
+    def hear(self) -> bytes:
+        """Return what the child has said since; b"": nothing, or it has ended."""
+        try:
+            signs = self.beats.recv(4096)
+        except OSError:
+            signs = b""
+        if ALIVE in signs:
+            self.silent = 0.0
+        return signs
+
     def __str__(self) -> str:
         place = self.place
         return f"{place.role if place.role == 'decider' else f'relay {place.number}'} (pid {self.pid})"
@@ -249,13 +259,8 @@ class Parent:
         return takes
 
     def _hear(self, child: Process) -> bytes:
-        """Take note of what a child has said since. Returns its signs; b"": it has ended."""
-        try:
-            signs = child.beats.recv(4096)
-        except OSError:
-            signs = b""
-        if ALIVE in signs:
-            child.silent = 0.0
+        """Take note of what a child has said since, and return that; b"": nothing, or it has ended."""
+        signs = child.hear()
         if READY in signs:
             self._ready.add((child.place.role, child.place.number))
             if child.place.role == "decider":
