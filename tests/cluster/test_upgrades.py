@@ -14,6 +14,7 @@ import pytest
 from loadtest.processes import get, until
 from tests.busy_callers import BusyCallers
 from tests.cluster.site import Machine, Site, known, site
+from tests.serve.test_processes import runs
 
 pytestmark = pytest.mark.slow
 DRAIN = "timeouts: {drain: 20s}\n"
@@ -29,15 +30,7 @@ def upgraded(machine: Machine) -> None:
     before = parent(machine)
     os.kill(before, signal.SIGUSR2)
     assert until(lambda: parent(machine) != before, 60.0) is not None, machine.output
-    assert until(lambda: _ended(before), 60.0) is not None, machine.output
-
-
-def _ended(pid: int) -> bool:
-    """Whether it is gone, or waits for nothing but its own parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    assert until(lambda: not runs(before), 60.0) is not None, machine.output
 
 
 def together(made: Site) -> bool:

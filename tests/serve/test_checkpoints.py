@@ -13,8 +13,8 @@ import pytest
 
 from loadtest.processes import until
 from tests.e2e.children import Call
-from tests.serve.test_processes import POLICY, Processes, processes
-from tests.serve.test_upgrades import World, stopped, world
+from tests.serve.test_processes import POLICY, Processes, processes, state
+from tests.serve.test_upgrades import World, world
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_a_state_that_cannot_be_read_is_told_and_left_out(tmp_path: Path) -> Non
         parent, pid = made.pid("parent"), made.pid("decider")
         os.kill(parent, signal.SIGSTOP)  # it starts no other before there is this file
         os.kill(pid, signal.SIGSTOP)  # it writes no other
-        assert until(lambda: stopped(pid), 60.0) is not None
+        assert until(lambda: state(pid) == "T", 60.0) is not None
         (folder / "state").write_bytes(b"no such thing")
         os.kill(parent, signal.SIGCONT)
         made.replaced("decider", pid)

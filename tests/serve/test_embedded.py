@@ -11,25 +11,14 @@ import pytest
 from gateway.serve import embedded as module
 from gateway.serve.embedded import EmbeddedFleet, embedded, parse_embedded
 from loadtest.processes import Gateway, answers, until
+from sidecar.process.process_family import everyone
+from tests.serve.test_processes import runs
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
 
-def stat(pid: str) -> tuple[str, int]:
-    """State and parent of a process; `Z` for one that has ended."""
-    try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z", 0
-    return state, int(parent)
-
-
-def running(pid: int) -> bool:
-    return stat(str(pid))[0] != "Z"
-
-
 def children(pid: int) -> list[int]:
-    return [int(name) for name in filter(str.isdigit, os.listdir("/proc")) if stat(name)[1] == pid]
+    return [seen.pid for seen in everyone() if seen.parent == pid]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +45,7 @@ def test_engines_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(set(urls)) == len(pids) == 2
         assert until(lambda: all(answers(f"{url}/health") for url in urls), 60.0) is not None
         os.kill(pids[0], signal.SIGSTOP)  # one that does not listen is ended too
-    assert not any(running(pid) for pid in pids)
+    assert not any(runs(pid) for pid in pids)
 
 
 def test_one_that_does_not_come_up_is_told_and_leaves_none() -> None:
@@ -86,4 +75,4 @@ def test_engines_end_with_the_gateway_however_it_ends(
         assert len(engines) == 2
         os.kill(gateway.child.pid, number)
         assert gateway.child.process.wait(60) == (-number if number == signal.SIGKILL else 0)
-        assert until(lambda: not any(map(running, engines)), 60.0) is not None
+        assert until(lambda: not any(map(runs, engines)), 60.0) is not None

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.serve.processes.place import ALIVE, OFFERED, READY, TAKE
 from loadtest.processes import Child, until
+from tests.serve.test_processes import state
 
 pytestmark = pytest.mark.slow  # every one starts processes
 
@@ -144,11 +145,6 @@ def refuses(port: int) -> bool:
     with socket.socket() as asked:
         asked.settimeout(1.0)  # of one that nobody accepts from
         return asked.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
-
-
-def state(pid: int) -> str:
-    """The kernel's letter for a process: "Z" once it has ended and its parent has not taken note."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextlib.contextmanager

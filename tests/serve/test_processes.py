@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from loadtest.processes import Child, ChildError, Gateway, answers, free_port, get, until
+from sidecar.process.process_family import look
 from tests.busy_callers import BusyCallers
 from tests.e2e.children import Call, SimEngine
 
@@ -177,11 +178,17 @@ def test_nobody_is_left_behind_by_a_parent_that_is_killed(tmp_path: Path) -> Non
         assert until(lambda: not left(), 60.0) is not None, left()
 
 
+def state(pid: int) -> str:
+    """The kernel's letter for a process: "T" while it is stopped, "Z" once it has ended and its parent has not taken
+    note; "" once it is gone."""
+    seen = look(pid)
+    return "" if seen is None else seen.state
+
+
 def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter: it was reaped after its file was opened
-        return False
+    """Whether a process has not ended; whose zombie it is, once its parent is gone, is the machine's business."""
+    seen = look(pid)
+    return seen is not None and not seen.ended
 
 
 @pytest.mark.parametrize("role", ["decider", "relay"])

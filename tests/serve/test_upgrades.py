@@ -22,7 +22,7 @@ import pytest
 from loadtest.processes import Child, Gateway, free_port, get, total, until
 from tests.busy_callers import BusyCallers
 from tests.e2e.children import SimEngine
-from tests.serve.test_processes import runs
+from tests.serve.test_processes import runs, state
 
 pytestmark = pytest.mark.slow
 
@@ -79,10 +79,6 @@ def children_of(pid: int) -> list[int]:
         return list(map(int, file.read_text().split()))
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
 @contextlib.contextmanager
@@ -175,15 +171,15 @@ def test_a_successor_that_is_told_to_end_before_it_serves_leaves_the_one_that_ru
             before, said = made.main(), len(made.output())
             successor, _ = made.successor()
             os.kill(successor, signal.SIGSTOP)  # from here on nobody tells the one before to stop
-            assert until(lambda pid=successor: stopped(pid), 60.0) is not None
-            early = "is up; serves" not in made.output()[said:]
-            if early:
-                os.kill(successor, signal.SIGTERM)
-            os.kill(successor, signal.SIGCONT)
-            if early:
+            assert until(lambda pid=successor: state(pid) == "T", 60.0) is not None
+            if "is up; serves" not in made.output()[said:]:
                 break
+            os.kill(successor, signal.SIGCONT)
             assert until(lambda pid=successor: made.main() == pid, 60.0) is not None, made.output()
-        assert early, "this test was held up ten times"
+        else:
+            pytest.fail("this test was held up ten times")
+        os.kill(successor, signal.SIGTERM)
+        os.kill(successor, signal.SIGCONT)
         assert until(lambda: not Path(f"/proc/{successor}").exists(), 60.0) is not None, made.output()
         assert made.main() == before
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
@@ -194,7 +190,7 @@ def test_a_successor_that_is_stopped_takes_nothing_away_and_takes_over_once_it_g
         before = made.main()
         successor, _ = made.successor()
         os.kill(successor, signal.SIGSTOP)
-        assert until(lambda: stopped(successor), 60.0) is not None
+        assert until(lambda: state(successor) == "T", 60.0) is not None
         assert asyncio.run(_some_calls(made)) == {"ok": 4}
         assert made.main() == before
         os.kill(successor, signal.SIGCONT)

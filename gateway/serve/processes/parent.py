@@ -9,7 +9,6 @@ order, ends the gateway as who sends it to the parent, and who sends it to a chi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
@@ -25,70 +24,17 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.relay.wire.seat_board import seat_board
-from gateway.serve.processes.place import (
-    ALIVE,
-    CLOSING,
-    END,
-    HANDED,
-    OFFERED,
-    READY,
-    TAKE,
-    TOLD,
-    Place,
-    Role,
-    die_with,
-)
+from gateway.serve.processes.place import CLOSING, HANDED, OFFERED, READY, TAKE, TOLD, Place, Role, die_with
+from gateway.serve.processes.process import SILENT, STARTS, Process
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.receiver import InheritedSockets, tell_ready
 from gateway.shared.service_manager import ServiceManager
 
 LOOK = 0.4  # seconds between two looks at who is silent
-SILENT = 4.0  # looks without a sign of life after which a process hangs
-STARTS = 50.0  # the same, before its first sign
-STARVED = 0.1  # least of a look that counts while a process waits for a core
 QUICK = 2.0  # seconds: who ends within them is started again later each time
 LATEST = 5.0  # seconds
 ENDS_WITHIN = 3.0  # seconds for relays to end once their decider has
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
-
-
-class Process:
-    """Child of the gateway. `beats`: signs of life from it; `silent`: looks since the last, as far as they count."""
-
-    def __init__(self, place: Place, pid: int, beats: socket.socket) -> None:
-        self.place = place
-        self.pid = pid
-        self.beats = beats
-        self.silent = SILENT - STARTS
-        self.at = self._looked = time.monotonic()
-        self._ran = 0.0
-
-    def look(self) -> None:
-        """Count a look without a sign of life.
-
-        Where the main thread waits for a core, a look counts by the share of its time in which that thread ran: others
-        have the machine, and a restart would need a core too. An endless loop runs, and a deadlock waits for no core.
-        """
-        now = time.monotonic()
-        between, self._looked = now - self._looked, now
-        waits, ran = _main_thread(self.pid)
-        share = (ran - self._ran) / between if waits and between > 0.0 else 1.0
-        self._ran = ran
-        self.silent += min(1.0, max(STARVED, share))
-
-    def hear(self) -> bytes:
-        """Return what the child has said since; b"": nothing, or it has ended."""
-        try:
-            signs = self.beats.recv(4096)
-        except OSError:
-            signs = b""
-        if ALIVE in signs:
-            self.silent = 0.0
-        return signs
-
-    def __str__(self) -> str:
-        place = self.place
-        return f"{place.role if place.role == 'decider' else f'relay {place.number}'} (pid {self.pid})"
 
 
 class Parent:
@@ -313,7 +259,7 @@ class Parent:
         if self._handed:  # the others finish what they have
             if child.place.role == "decider":
                 for other in self._children.values():  # one that has not been told would accept, and ask nobody
-                    _order_end(other)
+                    other.order_end()
             return
         if who not in self._ready and not (self._taken and code < 0):  # it cannot start
             if code < 0:  # else it has said why
@@ -376,7 +322,7 @@ class Parent:
             deciders = [child for child in self._children.values() if child.place.role == "decider"]
             for child in deciders:
                 for _ in range(min(2, self._terms) - min(2, self._asked)):
-                    _order_end(child)
+                    child.order_end()
             if not deciders or self._goes_on_before:
                 self._decider_gone()
             self._asked = self._terms
@@ -390,7 +336,7 @@ class Parent:
             if self._goes_on_before:
                 os.kill(child.pid, signal.SIGKILL)
             else:
-                _order_end(child)
+                child.order_end()
 
 
 def _forked(place: Place, *pipes: socket.socket) -> int:
@@ -419,21 +365,6 @@ def _close(data: Iterable[socket.socket], control: socket.socket, *, owned: bool
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _order_end(child: Process) -> None:
-    with contextlib.suppress(OSError):  # it has ended, or hangs and is killed soon
-        child.beats.send(END)
-
-
-def _main_thread(pid: int) -> tuple[bool, float]:
-    """Whether a process's main thread runs or waits for a core, and the seconds that it has run; by Linux's proc(5)."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/stat").read_bytes()
-    except OSError:  # gone, or another system
-        return False, 0.0
-    fields = text.rpartition(b")")[2].split()  # the name before it may hold anything
-    return fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _tell_seats(place: Place, free: bool) -> None:

@@ -25,6 +25,8 @@ from loadtest.load.workload import Planned
 from loadtest.processes import Child, until
 from loadtest.report.capacity import Tried, search
 from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, always, chunk, plain, served, stream
+from tests.serve.test_processes import runs
+from tests.serve.test_upgrades import children_of
 
 pytestmark = pytest.mark.slow
 
@@ -114,11 +116,11 @@ def test_ctrl_c_reports_what_there_is(numbers: list[signal.Signals], tmp_path: P
 def test_a_signal_while_engines_start_leaves_none_behind(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "gateway.cli", "bench", "--engines", "sim:2", "--rate", "5/s", "--duration", "10m"]
     with Child("bench", argv, tmp_path / "log") as child:
-        child.wait(lambda: len(_children(child.pid)) >= 2, 60.0, "its engines", every=0.002)
-        children = _children(child.pid)
+        child.wait(lambda: len(children_of(child.pid)) >= 2, 60.0, "its engines", every=0.002)
+        children = children_of(child.pid)
         os.kill(child.pid, signal.SIGTERM)
         assert child.process.wait(60.0) == 130, child.output()
-    assert until(lambda: not any(map(_runs, children)), 60.0) is not None
+    assert until(lambda: not any(map(runs, children)), 60.0) is not None
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
@@ -127,11 +129,11 @@ def test_it_leaves_no_engine_behind(number: signal.Signals, status: int, tmp_pat
     own = os.environ | {"TMPDIR": str(tmp_path)}  # what is killed removes no folder
     with Child("bench", argv, tmp_path / "log", env=own) as child:
         child.says(" in flight")
-        children = _children(child.pid)
+        children = children_of(child.pid)
         assert len(children) == 3  # two engines and a gateway
         os.kill(child.pid, number)
         assert child.process.wait(60.0) == status, child.output()
-    assert until(lambda: not any(map(_runs, children)), 60.0) is not None
+    assert until(lambda: not any(map(runs, children)), 60.0) is not None
 
 
 def test_the_gateway_on_simulated_engines_with_baselines(tmp_path: Path) -> None:
@@ -263,15 +265,3 @@ def test_a_stream_that_stalls_is_reported_as_such() -> None:
     assert done.returncode == 1
     assert "timed_out" in done.stdout
     assert "stalled within the answer" in " ".join(done.stdout.split())
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process has not ended; whose zombie it is, once its parent is gone, is the machine's business."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
