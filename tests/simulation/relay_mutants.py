@@ -72,7 +72,7 @@ NO_FENCE = Mutant(Election, "lease_until", "return self._lease if synced", "retu
 WAITS_FOR_NOBODY = Mutant(Election, "answered", "self.awaited = set(view.members)", "self.awaited = set()")
 
 # Who is elected by a store that was emptied grants at once.
-TRUSTS_EMPTIED = Mutant(Election, "_renew", "if view.emptied and now >= self._lease:", "if False:")
+TRUSTS_EMPTIED = Mutant(Election, "_renew", "if forgot and now >= self._lease:", "if False:")
 
 # A store that was emptied begins its epochs anew.
 EPOCHS_ANEW = Mutant(SimulatedStore, "turn", "max(epoch + 1, round(now * 1e6))", "epoch + 1")

@@ -22,6 +22,7 @@ answer, `failed` its absence. The store keeps the leader for TTL seconds after t
   meanwhile, a leader whose lease has ended steps down, because another may have led in between.
 - **Emptied store.** A store that was lost or emptied names neither a leader nor members until these have asked again.
   For TTL seconds members keep to the leader they knew, and the leader takes nobody for gone (`blind`).
+  One elected then grants only after that.
 
 `now` is monotonic seconds of this member; clocks of two members are never compared.
 """
@@ -224,7 +225,7 @@ class Election:
             self.awaited = set(view.members)
             self._asked = frozenset()
         if event in ("elected", "renewed"):
-            self._renew(sent, now, view)
+            self._renew(sent, now, view, view.emptied or (event == "elected" and self.blind(now)))
 
     def _event(self, turn: Turn, view: StoreView, now: float) -> Event:
         """Return the event that an answer of the store is."""
@@ -249,10 +250,11 @@ class Election:
         # It may have voted, or given up, while the turn was under way.
         return "elected" if self.eligible and now >= self.voted_until else "none"
 
-    def _renew(self, sent: float, now: float, view: StoreView) -> None:
-        """Begin the lease anew, from the moment that the turn was sent."""
-        if view.emptied and now >= self._lease:
-            self.awaited |= view.roster  # the store has forgotten members and leases: wait for the longest of them
+    def _renew(self, sent: float, now: float, view: StoreView, forgot: bool) -> None:
+        """Begin the lease anew, from the moment that the turn was sent. `forgot`: the store may have forgotten members
+        and leases."""
+        if forgot and now >= self._lease:
+            self.awaited |= view.roster  # wait for the longest of those
             self._grants_from = sent + TTL + MARGIN
         self._lease = sent + TTL - MARGIN
         if now >= self._grants_from:

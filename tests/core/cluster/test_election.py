@@ -251,6 +251,26 @@ def test_where_a_store_was_emptied_another_leader_is_patient() -> None:
     assert b.may_grant(0.7 + NEWCOMER_WAITS + 2.5)
 
 
+def test_who_is_elected_as_the_store_is_back_waits_for_members_that_it_does_not_name_yet() -> None:
+    """The keys of members ran out while nobody reached it, and their calls go on."""
+    store, _ = leading("b", "c")
+    b = Election("b")
+    turned(store, b, 0.2)
+    b.failed()
+    back = 4.0
+    turned(store, b, back - 0.5)  # its first turn tells it the store's clock
+    turned(store, b, back)
+    assert b.term == micros(back)
+    assert b.members < {"a", "b", "c"}
+    assert b.awaited == {"a", "b", "c"}
+    for late in (0.5, 1.0, 1.5, 2.0):
+        turned(store, b, back + late)
+        b.synced("b")
+        assert not b.may_grant(back + late)
+    turned(store, b, back + 2.5)
+    assert b.may_grant(back + 2.5)
+
+
 def test_an_election_that_comes_after_the_vote_for_another_is_not_accepted() -> None:
     store, _ = leading("b")
     b = Election("b")
